@@ -25,6 +25,7 @@ from engine_adapter.policies.planner import Planner
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.types import SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.core.counting import StepSize
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
@@ -234,15 +235,14 @@ class _World:
         report: Any,
         tokens: int,
     ) -> None:
-        table = self._table
-        table.start_count(StepKind.VERIFY, report)
+        table, size = self._table, (len(emitted), tokens, tokens - len(emitted))
+        table.start_count(report)
         for name, count in emitted.items():
             if name in verified:
                 table.count_verified(name, len(verified[name]), count - 1)
             table.count_emitted(name, count)
-        table.end_count(len(emitted), tokens, tokens - len(emitted))
-        table.attach_stats(())
-        table.step_stats()
+        table.end_count(StepSize(StepKind.VERIFY, *size))
+        _ = table.attach_stats(()), table.step_stats()
 
 
 def _output(scheduled: Mapping[str, int]) -> Any:

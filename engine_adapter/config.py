@@ -15,7 +15,6 @@ RESERVED_ARGUMENTS = {
     "worker_cls": "the worker is Specgate's",
     "worker_extension_cls": "the worker is Specgate's",
     "scheduler_cls": "the scheduler is Specgate's",
-    "async_scheduling": "drafts are merged on the CPU after each step, so it is off",
     "additional_config": "it carries Specgate's own configuration",
     "kv_transfer_config": "its channel carries Specgate's statistics",
     "disable_log_stats": "the metrics are made from these statistics",

@@ -74,7 +74,6 @@ class Evidence:
         self.requests = LiveRequests()
         self._last_seen: list[int] = []
         self._proven: set[int] = set()
-        self._planned_lag = np.zeros(0)
         for traits in proposers:
             self.add_proposer(traits)
 
@@ -87,7 +86,6 @@ class Evidence:
             self._traits.append(None)
             self.draft_times.append(DraftTimeModel())
             self._last_seen.append(0)
-            self._planned_lag = np.append(self._planned_lag, 0.0)
             self.requests.add_proposer()
             self.acceptance.grow(len(self._traits), self.requests.size)
         self._traits[index] = traits
@@ -153,15 +151,21 @@ class Evidence:
         if self._readers:
             self.requests.note_lengths(rows)
 
-    def mark_read(self, drafts: Iterable[tuple[str, SpecMethod]]) -> None:
-        """Proposers with KV read their rows up to the end, as it was at `note_lengths`."""
-        readers = self._readers
-        if not readers:
-            return
-        if pairs := [(r, readers[m.proposer]) for r, m in drafts if m.proposer in readers]:
-            proposers = np.array([proposer for _, proposer in pairs], np.intp)
-            lag = self.requests.mark_read([r for r, _ in pairs], proposers)
-            self._planned_lag += np.bincount(proposers, lag, len(self._planned_lag))
+    def mark_read(self, drafts: Iterable[tuple[str, SpecMethod]]) -> Floats:
+        """Proposers with KV read their rows up to the end, as it was at `note_lengths`.
+
+        Returns:
+            The tokens that each proposer has to read for that, by index, [J].
+        """
+        readers, size = self._readers, len(self._traits)
+        pairs = [(r, readers[m.proposer]) for r, m in drafts if m.proposer in readers]
+        if not pairs:
+            return np.zeros(size)
+        proposers = np.array([proposer for _, proposer in pairs], np.intp)
+        lag = self.requests.mark_read([r for r, _ in pairs], proposers)
+        tokens = np.zeros(size)
+        np.add.at(tokens, proposers, lag)
+        return tokens
 
     def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:
         """The tokens of each row that the proposer has not read, [R]."""
@@ -202,22 +206,19 @@ class Evidence:
                 if total >= PROVEN_DRAFTS:
                     self._proven.add(proposer)
 
-    def observe_work(self, work: Iterable[tuple[str, DraftTime]]) -> None:
+    def observe_work(self, work: Iterable[tuple[str, DraftTime]], lag: Floats) -> None:
         """Takes the calls of proposers in a step.
 
-        The tokens that a proposer with KV had to read are those that it lacked when the step was
-        planned: a prompt that the target reads in the same step is among them.
+        Args:
+            lag: the tokens that each proposer with KV had to read, by index, as `mark_read` gave
+                them when the step was planned: a prompt that the target reads in the same step is
+                among them. A proposer that was loaded later has no entry.
         """
         for name, one in work:
             proposer = self._index.get(name)
             if proposer is not None and self._traits[proposer] is not None:
-                lag = int(self._planned_lag[proposer])
-                self.draft_times[proposer].add(one.rows, one.longest, one.tokens, lag, one.seconds)
-        self._planned_lag[:] = 0
-
-    def skip_step(self) -> None:
-        """Takes nothing from a step; the catch-up of the next one is its own."""
-        self._planned_lag[:] = 0
+                read = int(lag[proposer]) if proposer < len(lag) else 0
+                self.draft_times[proposer].add(one.rows, one.longest, one.tokens, read, one.seconds)
 
     def observe_step(self, rows: int, tokens: int, context: float, seconds: float) -> float:
         """Takes the target's part of a step without prefill; returns the prediction for it."""

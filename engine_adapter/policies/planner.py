@@ -7,9 +7,12 @@ when it is switched on.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from engine_adapter.counts import PolicyStep
 from engine_adapter.policies.catalog import POLICIES, PlanningPolicy, read_policy
@@ -35,6 +38,26 @@ A prime, so that no period of the traffic, such as one of a power of two, hides 
 """
 
 
+@dataclass(slots=True)
+class PlanNotes:
+    """What a plan means for the learning from its step. Nobody else needs it.
+
+    Attributes:
+        lag: the tokens that each proposer with KV has to read for the plan, by index, [J].
+        decisions: policy that planned rows -> proposer -> for how many rows it was chosen.
+    """
+
+    lag: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    decisions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def add_lag(self, lag: npt.NDArray[np.float64]) -> None:
+        """Adds what another proposer has to read; a proposer may have been loaded since."""
+        total = np.zeros(max(len(self.lag), len(lag)))
+        total[: len(self.lag)] += self.lag
+        total[: len(lag)] += lag
+        self.lag = total
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """One step, after it ran.
@@ -49,6 +72,7 @@ class StepOutcome:
         verified: whether there were drafts to verify.
         prefill: whether a row read its prompt; then the step's time says nothing about others.
         seconds: the step's time without that of the proposers.
+        notes: of the plan whose drafts `work` made. `None`: those of the newest plan.
     """
 
     drafts: Sequence[DraftFate]
@@ -60,20 +84,15 @@ class StepOutcome:
     verified: bool
     prefill: bool
     seconds: float
+    notes: PlanNotes | None = None
 
 
 @dataclass(slots=True)
 class _Active:
-    """A policy in use.
-
-    Attributes:
-        planned: whether it planned rows of the step that runs.
-    """
+    """A policy in use."""
 
     policy: PlanningPolicy
     parameters: Any
-    planned: bool = False
-    decisions: Mapping[str, int] = field(default_factory=dict)
 
 
 class Planner:
@@ -84,6 +103,11 @@ class Planner:
         max_k: the draft capacity.
         parameters: policy -> its parameters where they are not the defaults, as JSON objects.
         primary: the primary proposer, if there is one.
+
+    Attributes:
+        evidence: what all policies have measured.
+        notes: of the newest plan. A caller that plans a step before it has observed the one before
+            keeps them for the step's `StepOutcome`.
 
     Raises:
         PolicyError: a parameter cannot work.
@@ -97,6 +121,7 @@ class Planner:
         primary: str | None = None,
     ) -> None:
         self.evidence = Evidence(proposers, max_k)
+        self.notes = PlanNotes()
         self._fixed = FixedPolicy()
         self._primary = primary
         self._error: str | None = None
@@ -127,11 +152,12 @@ class Planner:
             else:
                 fixed.append(row)
         plan = self._fixed.plan(StepView(fixed))
+        self.notes = PlanNotes()
         try:
             if by_policy:
                 plan = self._with_policies(view, plan, by_policy)
             self.evidence.note_lengths(view.rows)
-            self.evidence.mark_read(plan.drafts.items())
+            self.notes.lag = self.evidence.mark_read(plan.drafts.items())
         except Exception as error:
             self._contain(error)
         return plan
@@ -154,18 +180,19 @@ class Planner:
     ) -> StepPlan:
         drafts, keeps, fallbacks = dict(fixed.drafts), dict(fixed.keeps), dict(fixed.fallbacks)
         shadows: dict[str, list[str]] = {}
+        decisions: dict[str, Mapping[str, int]] = {}
         for name, rows in by_policy.items():
             active = self._active[name]
             taken = sum(method.num_speculative_tokens for method in drafts.values())
             own = self._usable(active.policy.plan(replace(view, rows=rows, fixed_drafts=taken)))
-            active.planned = True
             drawn = Counter(method.proposer for method in own.drafts.values())
-            active.decisions = {**drawn, NONE: len(rows) - drawn.total()}
+            decisions[name] = {**drawn, NONE: len(rows) - drawn.total()}
             drafts |= own.drafts
             keeps |= own.keeps
             fallbacks |= own.fallbacks
             for proposer, requests in own.shadows.items():
                 shadows.setdefault(proposer, []).extend(requests)
+        self.notes.decisions = decisions
         return StepPlan(drafts, fallbacks, shadows, keeps)
 
     def _usable(self, plan: StepPlan) -> StepPlan:
@@ -206,14 +233,13 @@ class Planner:
             return None
 
     def _learn(self, outcome: StepOutcome) -> PolicyStep | None:
-        evidence = self.evidence
-        planning = [active for active in self._active.values() if active.planned]
+        evidence, notes = self.evidence, outcome.notes or self.notes
+        planning = {name: self._active[name].policy for name in notes.decisions}
         if not planning and not self._is_sample():
-            evidence.skip_step()
             return None
         if outcome.drafts:
             evidence.observe_drafts(outcome.drafts)
-        evidence.observe_work(outcome.work)
+        evidence.observe_work(outcome.work, notes.lag)
         predicted = None
         # A clock that jumped gives no time that a policy could learn from.
         if not outcome.prefill and outcome.rows and 0 < outcome.seconds < MAX_SECONDS:
@@ -221,19 +247,18 @@ class Planner:
             predicted = evidence.observe_step(
                 outcome.rows, outcome.tokens, outcome.context, outcome.seconds
             )
-            self._observe_policies(outcome, planning, predicted if known else outcome.seconds)
+            self._observe_policies(
+                outcome, planning.values(), predicted if known else outcome.seconds
+            )
             predicted = predicted if known else None
         if not planning:
             return None
-        step = PolicyStep(
-            {name: one.decisions for name, one in self._active.items() if one.planned},
+        return PolicyStep(
+            notes.decisions,
             predicted,
             None if predicted is None else outcome.seconds,
-            {name: one.policy.suspended for name, one in self._active.items() if one.planned},
+            {name: policy.suspended for name, policy in planning.items()},
         )
-        for active in planning:
-            active.planned = False
-        return step
 
     def _is_sample(self) -> bool:
         """Whether a step without a policy is one of those that are learned from."""
@@ -242,7 +267,7 @@ class Planner:
         return sample
 
     def _observe_policies(
-        self, outcome: StepOutcome, planning: Sequence[_Active], predicted_s: float
+        self, outcome: StepOutcome, planning: Iterable[PlanningPolicy], predicted_s: float
     ) -> None:
         plain_s = self.evidence.step_time.plain_seconds(outcome.rows, outcome.context)
         drafting_s = sum(one.seconds for _, one in outcome.work)
@@ -251,8 +276,8 @@ class Planner:
         result = StepResult(
             outcome.emitted, outcome.rows, seconds, usual / plain_s, outcome.verified
         )
-        for active in planning:
-            active.policy.observe(result)
+        for policy in planning:
+            policy.observe(result)
 
     # -- for people, and for the next process --------------------------------------------------
 

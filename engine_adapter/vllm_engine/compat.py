@@ -51,6 +51,7 @@ NAMES = {
     # one way to reach a scheduler from outside.
     "EngineCore": "vllm.v1.engine.core",
     "dump_input": "vllm.logging_utils.dump_input:",
+    "AsyncScheduler": "vllm.v1.core.sched.async_scheduler",
     "Scheduler": "vllm.v1.core.sched.scheduler",
     # Constraints: their compilation and their matchers.
     "GuidanceBackend": "vllm.v1.structured_output.backend_guidance",
@@ -123,6 +124,7 @@ NAMES = {
     "vllm_config": "vllm.config.vllm:",
     "gpu_worker": "vllm.v1.worker.gpu_worker:",
     "triton_utils": "vllm.triton_utils:",
+    "CpuPlatform": "vllm.platforms.cpu",
     "v2_block_table": "vllm.v1.worker.gpu.block_table:",
     "v2_buffer_utils": "vllm.v1.worker.gpu.buffer_utils:",
     "v2_input_batch": "vllm.v1.worker.gpu.input_batch:",

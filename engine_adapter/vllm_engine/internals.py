@@ -42,6 +42,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
         "_free_request",
         "make_stats",
     ),
+    "AsyncScheduler": ("schedule",),
     "RayExecutorV2": ("_init_executor", "_build_runtime_env", "_get_actor_resource_kwargs"),
     "RayWorkerProc": ("get_node_and_physical_gpu_ids",),
     "CPUModelRunner": _RUNNER_HOOKS,
@@ -49,7 +50,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "CPUModelRunnerV2": (
         *("load_model", "get_kv_cache_spec", "initialize_kv_cache"),
         *("finish_requests", "_remove_request", "add_requests", "update_requests"),
-        *("sample_tokens", "sample", "take_draft_token_ids"),
+        *("execute_model", "sample_tokens", "sample", "take_draft_token_ids"),
     ),
     "BaseSpeculator": ("init_cudagraph_manager", "capture", "propose"),
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
@@ -69,6 +70,11 @@ HOOKS: dict[str, tuple[str, ...]] = {
 }
 """Class of `compat.NAMES` -> its methods that a subclass or a mixin of Specgate's overrides."""
 
+_SCHEDULER_ATTRIBUTES = (
+    *("requests", "get_request_counts", "scheduler_config", "max_model_len"),
+    *("max_num_scheduled_tokens", "block_size", "max_num_running_reqs", "num_spec_tokens"),
+    *("num_lookahead_tokens", "dynamic_sd_lookup", "_spec_decode_step_blocks"),
+)
 _RUNNER_ATTRIBUTES = (
     "vllm_config",
     "model_config",
@@ -133,12 +139,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.structured_output.request:StructuredOutputRequest": (
         *("grammar", "reasoning_ended", "structured_output_key"),
     ),
-    "Scheduler": (
-        *("requests", "waiting", "get_request_counts", "scheduler_config", "max_model_len"),
-        *("max_num_scheduled_tokens", "block_size", "max_num_running_reqs", "num_spec_tokens"),
-        *("num_lookahead_tokens", "dynamic_sd_lookup", "_spec_decode_step_blocks"),
-        "structured_output_manager",
-    ),
+    "Scheduler": (*_SCHEDULER_ATTRIBUTES, "structured_output_manager", "waiting"),
+    "AsyncScheduler": _SCHEDULER_ATTRIBUTES,
     "vllm.v1.request:Request": (
         "request_id",
         "structured_output_request",
@@ -277,6 +279,7 @@ PATCHES = {
     "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",
     "admission.patch_constraint_check": "structured_outputs_config or _validate_params of "
     "AsyncLLM.input_processor",
+    "async_on_cpu.patch_async_scheduling": "CpuPlatform.check_and_update_config",
     "dflash_norms.patch_context_norms": "DFlashQwen3Model._normalize_context_k of a head on CPU",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
     "grammars.patch_grammar_compiler": "StructuredOutputManager._create_grammar",

@@ -195,6 +195,8 @@ class DraftReport:
         faults: proposer that failed -> cause.
         work: each call of a proposer, in the shadow too, for the policies.
         fallbacks: requests for which the plan's second proposer was called.
+        drafted: request id -> tokens that wait for verification, of drafts that the scheduler does
+            not get, since they are made late.
         found: request id -> tokens of its draft before the plan cut it.
         dropped: requests whose first draft the plan dropped.
         fates: drafts whose fate the step decided without verification: shadows and dropped ones.
@@ -207,6 +209,7 @@ class DraftReport:
     faults: dict[str, str] = field(default_factory=dict)
     work: list[tuple[str, DraftTime]] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
+    drafted: dict[str, int] = field(default_factory=dict)
     found: dict[str, int] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     fates: list[DraftFate] = field(default_factory=list)

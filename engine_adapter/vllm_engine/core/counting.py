@@ -8,10 +8,11 @@ Specgate checks at start: `RequestOutput.kv_transfer_params` for a request and
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine_adapter.counts import NO_GRAMMARS, CompiledGrammars, PolicyStep, StepKind
 from engine_adapter.policies.contract import RequestClass
+from engine_adapter.policies.planner import PlanNotes
 from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import KEY, NUM_TOTALS, DraftReport
 
@@ -48,6 +49,75 @@ class Tally:
             wire[position] += 1
 
 
+class StepSize(NamedTuple):
+    """The work of a step: its rows, and the tokens that the target read, drafts included."""
+
+    kind: StepKind
+    rows: int
+    tokens: int
+    drafts: int
+
+
+@dataclass(slots=True)
+class RowDraft:
+    """A draft of one row, from its plan until it is verified.
+
+    Attributes:
+        proposer: drafts it, or has drafted it.
+        asked: the k that was asked for; 0 if none was, or if the plan dropped the draft.
+        fallback: the method that drafts where nothing of `proposer` is kept.
+        found: tokens that were drafted before the plan cut them, if it may cut them.
+        places: the most tokens that may wait for verification.
+        drafted: tokens that wait for verification, if the scheduler did not get them itself.
+    """
+
+    proposer: str = NONE
+    asked: int = 0
+    fallback: SpecMethod | None = None
+    found: int | None = None
+    places: int = 0
+    drafted: int = 0
+
+    @classmethod
+    def planned(cls, method: SpecMethod, fallback: SpecMethod | None) -> "RowDraft":
+        """The draft of a plan."""
+        k = method.num_speculative_tokens
+        other = fallback.num_speculative_tokens if fallback else 0
+        return cls(method.proposer, k, fallback, places=max(k, other))
+
+
+@dataclass(slots=True)
+class PlannedDrafts:
+    """The drafts of one plan.
+
+    Attributes:
+        by_request: request id -> its draft.
+        notes: of the plan.
+    """
+
+    by_request: dict[str, RowDraft] = field(default_factory=dict)
+    notes: PlanNotes = field(default_factory=PlanNotes)
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A step from its plan until its outputs arrive.
+
+    Attributes:
+        started_s: when it was scheduled, by `time.perf_counter`.
+        planned: whether its rows were planned.
+        context: the tokens of these rows in total.
+        verified: request id -> the draft that the step verifies.
+        reported: the drafts of which the runner's report of the step tells.
+    """
+
+    started_s: float
+    planned: bool = False
+    context: int = 0
+    verified: dict[str, RowDraft] = field(default_factory=dict)
+    reported: PlannedDrafts = field(default_factory=PlannedDrafts)
+
+
 @dataclass(slots=True)
 class RowState:
     """The state of one live request.
@@ -57,12 +127,7 @@ class RowState:
         pinned: switches do not change `spec_method`.
         streams_stats: each of its outputs carries its statistics, not only the last one.
         request_class: which requests' drafts are accepted alike; for the policies.
-        drafted_by: the proposer of the drafts that wait for verification.
-        asked: the k that was asked for with them; 0 if none was.
-        found: tokens that were drafted before the plan cut them, if it may cut them.
-        fallback: the method that drafts where nothing of `drafted_by` is kept.
-        verified_by, verified_asked, verified_found: the same of the drafts that the current step
-            verifies; `NONE` and 0 without drafts.
+        draft: its newest draft, which no step verifies yet.
         steps: steps that emitted tokens, the first one included.
         tokens: tokens emitted, those of the first step included.
         first_tokens: tokens emitted in the first step.
@@ -73,26 +138,24 @@ class RowState:
     pinned: bool
     streams_stats: bool
     request_class: RequestClass = RequestClass.GREEDY
-    drafted_by: str = NONE
-    asked: int = 0
-    found: int | None = None
-    fallback: SpecMethod | None = None
-    verified_by: str = NONE
-    verified_asked: int = 0
-    verified_found: int | None = None
+    draft: RowDraft | None = None
     steps: int = 0
     tokens: int = 0
     first_tokens: int = 0
     tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
 
-    def add_emitted(self, tokens: int) -> None:
-        """Counts the tokens that the request emitted in one step."""
+    def add_emitted(self, tokens: int, proposer: str = NONE) -> None:
+        """Counts the tokens that the request emitted in one step.
+
+        Args:
+            proposer: drafted those that the step verified; `NONE` without drafts.
+        """
         if not self.steps:
             self.first_tokens = tokens
         self.steps += 1
         self.tokens += tokens
-        if self.verified_by != NONE:
-            self.tallies[self.verified_by].wire[EMITTED] += tokens
+        if proposer != NONE:
+            self.tallies[proposer].wire[EMITTED] += tokens
 
     def to_wire(self) -> dict[str, Any]:
         """The request's statistics so far; see `wire.decode_request`."""
@@ -111,6 +174,7 @@ class StepTally:
         evidence: every few seconds, what they measured.
         grammars: the compiled grammars.
         tallies: counts by proposer; `NONE` counts tokens emitted without drafts.
+        seconds: how long the step took; from its start, or from the end of the one before it.
     """
 
     kind: StepKind = StepKind.DECODE
@@ -120,13 +184,14 @@ class StepTally:
     evidence: Mapping[str, Any] | None = None
     grammars: CompiledGrammars = NO_GRAMMARS
     tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    seconds: float = 0.0
 
-    def to_wire(self, seconds: float) -> dict[str, Any]:
-        """The step's report; see `wire.decode_step`. `seconds`: how long the step took."""
+    def to_wire(self) -> dict[str, Any]:
+        """The step's report; see `wire.decode_step`."""
         tallies = {name: tally.wire for name, tally in self.tallies.items()}
         drafting = self.drafting
         report = [drafting.seconds, drafting.proposed, drafting.catchup, drafting.faults]
         policy = self.policy and [getattr(self.policy, f.name) for f in fields(self.policy)]
         grammars = [self.grammars.number, self.grammars.bytes]
         rest = [self.quarantined, policy, self.evidence, grammars]
-        return {KEY: [self.kind.value, seconds, tallies, *report, *rest]}
+        return {KEY: [self.kind.value, self.seconds, tallies, *report, *rest]}

@@ -1,10 +1,14 @@
 """The live requests as rows of a table: what drafts for each, and what was counted. No vLLM.
 
 One step, in the order of the calls: `start_step`, `plan`, then, when the step's outputs arrive,
-`start_count`, `count_verified`, `count_emitted`, `end_count`, `attach_stats`, `step_stats`.
+`start_count`, `count_verified`, `count_emitted`, `end_count`, `attach_stats`, `step_stats`. Where
+scheduling is asynchronous, the next step is planned before the outputs of the one before arrive.
+
+Long because every method works on the same rows and steps.
 """
 
 import time
+from collections import deque
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +23,15 @@ from engine_adapter.policies.contract import (
 )
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.types import NO_SWITCH, NONE, SpecDecodeParams, Switch
-from engine_adapter.vllm_engine.core.counting import EMITTED, RowState, StepTally
+from engine_adapter.vllm_engine.core.counting import (
+    EMITTED,
+    PlannedDrafts,
+    RowDraft,
+    RowState,
+    ScheduledStep,
+    StepSize,
+    StepTally,
+)
 from engine_adapter.vllm_engine.core.quarantine import Quarantine
 from engine_adapter.vllm_engine.wire import DraftReport
 
@@ -33,27 +45,32 @@ class RowTable:
     Args:
         planner: plans every step, and learns from it.
         max_model_len: the longest request, in tokens.
+        drafts_late: the drafts of a plan are made when the next step begins to run, so the report
+            on them comes with that step's outputs. Else they are made at the end of their own step.
 
     Attributes:
         quarantine: the proposers that fail repeatedly.
         num_drafting: rows whose method drafts; without any, no step is planned.
     """
 
-    def __init__(self, planner: Planner, max_model_len: int) -> None:
+    def __init__(self, planner: Planner, max_model_len: int, drafts_late: bool = False) -> None:
         self.planner = planner
         self.quarantine = Quarantine()
         self._max_model_len = max_model_len
+        self._drafts_late = drafts_late
         self._rows: dict[str, RowState] = {}
         self.num_drafting = 0
         self._last_running_switch = NO_SWITCH
-        self._step = StepTally()
-        self._step_start = 0.0
+        self._tally = StepTally()
+        # Steps whose outputs have not arrived, the oldest first; then the one that is counted.
+        self._scheduled: deque[ScheduledStep] = deque()
+        self._step = ScheduledStep(0.0)
+        self._newest = PlannedDrafts()
+        self._last_end_s = 0.0
         self._next_snapshot = time.monotonic() + SNAPSHOT_INTERVAL_S
-        # Of the current step, for the planner: the fates of drafts, and tokens of the rows.
-        self._seen: list[DraftFate] = []
-        self._context = 0
+        # For the planner: the fates of drafts, and tokens that the rows of the step emitted.
+        self._fates: list[DraftFate] = []
         self._emitted = 0
-        self._planned = False
         # Requests that ended; the planner forgets them when it has seen their last drafts.
         self._ended: list[str] = []
 
@@ -112,7 +129,7 @@ class RowTable:
 
     def start_step(self) -> None:
         """Starts the step's clock."""
-        self._step_start = time.perf_counter()
+        self._scheduled.append(ScheduledStep(time.perf_counter()))
 
     def plan(
         self,
@@ -122,7 +139,7 @@ class RowTable:
         num_waiting: int = 0,
         resumed: Iterable[str] = (),
     ) -> StepPlan:
-        """What drafts for each row at the end of the step.
+        """What drafts for each row after the step.
 
         Args:
             scheduled: ids of the step's requests.
@@ -132,38 +149,58 @@ class RowTable:
             resumed: ids of those that were preempted, or run again after that.
         """
         for request_id in resumed:
-            row = self._rows[request_id]
-            row.asked, row.found = 0, None  # all its drafts were dropped
+            self._rows[request_id].draft = None  # all its drafts were dropped
             self.planner.evidence.requests.forget_reads(request_id)
-        self._end_drafts(scheduled, verified)
-        self._planned = self.num_drafting > 0
-        if not self._planned:
-            return NO_PLAN
-        self.planner.evidence.unavailable = self.quarantine.names
-        views = self._views(scheduled, requests)
-        plan = self.planner.plan(StepView(views, len(scheduled), num_waiting))
-        rows, fallbacks = self._rows, plan.fallbacks
-        for request_id, method in plan.drafts.items():
-            row = rows[request_id]
-            row.drafted_by, row.asked = method.proposer, method.num_speculative_tokens
-            if fallbacks:
-                row.fallback = fallbacks.get(request_id)
-        for request_id in plan.keeps:  # the lookup is asked for its whole k
-            rows[request_id].asked = self.planner.evidence.k_of(rows[request_id].drafted_by)
+        step = self._scheduled[-1]
+        self._end_drafts(step, scheduled, verified)
+        before, self._newest = self._newest, PlannedDrafts()
+        step.planned = self.num_drafting > 0
+        plan = NO_PLAN
+        if step.planned:
+            self.planner.evidence.unavailable = self.quarantine.names
+            views = self._views(step, scheduled, requests)
+            plan = self.planner.plan(StepView(views, len(scheduled), num_waiting))
+            self._newest = self._drafts_of(plan)
+        step.reported = before if self._drafts_late else self._newest
         return plan
 
-    def _end_drafts(self, scheduled: Iterable[str], verified: Container[str]) -> None:
+    def _drafts_of(self, plan: StepPlan) -> PlannedDrafts:
+        """Gives the rows of the plan their drafts."""
+        rows, fallbacks = self._rows, plan.fallbacks
+        planned = PlannedDrafts({}, self.planner.notes)
+        for request_id, method in plan.drafts.items():
+            draft = RowDraft.planned(method, fallbacks.get(request_id))
+            rows[request_id].draft = planned.by_request[request_id] = draft
+        for request_id in plan.keeps:  # the lookup is asked for its whole k
+            draft = planned.by_request[request_id]
+            draft.asked = self.planner.evidence.k_of(draft.proposer)
+        return planned
+
+    def _end_drafts(
+        self, step: ScheduledStep, scheduled: Iterable[str], verified: Container[str]
+    ) -> None:
         """Moves the drafts that the step verifies, and notes those that found nothing."""
         for request_id in scheduled:
             row = self._rows[request_id]
+            draft, row.draft = row.draft, None
             if request_id in verified:
-                row.verified_by, row.verified_asked = row.drafted_by, row.asked
-                row.verified_found = row.found
-            elif row.asked:
-                self._seen.append(DraftFate(request_id, row.drafted_by, row.asked, 0, 0, 0))
-            row.asked, row.found, row.fallback = 0, None, None
+                step.verified[request_id] = draft or RowDraft()
+            elif draft is not None:
+                self._miss(request_id, draft)
 
-    def _views(self, scheduled: Iterable[str], requests: Mapping[str, Any]) -> list[RowView]:
+    def _miss(self, request_id: str, draft: RowDraft) -> None:
+        """Notes that a proposer found nothing, if it was asked."""
+        if draft.asked:
+            self._fates.append(DraftFate(request_id, draft.proposer, draft.asked, 0, 0, 0))
+
+    def draft_places(self, request_id: str) -> int:
+        """The most tokens that the newest plan may draft for a request."""
+        draft = self._rows[request_id].draft
+        return draft.places if draft else 0
+
+    def _views(
+        self, step: ScheduledStep, scheduled: Iterable[str], requests: Mapping[str, Any]
+    ) -> list[RowView]:
         """The rows that can get drafts, or whose prompt a proposer can read."""
         rows, max_model_len = self._rows, self._max_model_len
         quarantined = self.quarantine.names
@@ -177,102 +214,119 @@ class RowTable:
                 budget = 0 if in_prompt else draft_budget(request, num_tokens, max_model_len)
                 if budget or in_prompt:
                     views.append(RowView(request_id, method, budget, num_tokens, row.request_class))
-        self._context = context
+        step.context = context
         return views
 
     # -- count -----------------------------------------------------------------------------
 
-    def start_count(self, kind: StepKind, drafting: DraftReport | None) -> None:
+    def start_count(self, drafting: DraftReport | None) -> None:
         """Starts the counts of a step whose outputs arrived, and records its faults.
 
         Args:
             drafting: the runner's report, `None` if it did not draft.
         """
-        self._step = StepTally(kind, drafting or DraftReport())
+        step = self._step = self._scheduled.popleft()
+        self._tally = StepTally(drafting=drafting or DraftReport())
         self._emitted = 0
-        if drafting is None:
-            return
+        if drafting is not None:
+            self._take_report(drafting, step.reported)
+        if self._drafts_late:
+            for request_id in [r for r, draft in step.verified.items() if not draft.drafted]:
+                self._miss(request_id, step.verified.pop(request_id))
+
+    def _take_report(self, drafting: DraftReport, drafts: PlannedDrafts) -> None:
+        """Takes the runner's report on these drafts."""
         if drafting.faults:
             now_s = time.monotonic()
-            self._step.quarantined = self.quarantine.record_faults(drafting.faults, now_s)
-        self._seen.extend(drafting.fates)
+            self._tally.quarantined = self.quarantine.record_faults(drafting.faults, now_s)
+        self._fates.extend(drafting.fates)
+        by_request = drafts.by_request
         for request_id, found in drafting.found.items():
-            if request_id in self._rows:
-                self._rows[request_id].found = found
+            if draft := by_request.get(request_id):
+                draft.found = found
         for request_id in drafting.dropped:
-            if request_id in self._rows:  # its fate comes with those of the shadows
-                self._rows[request_id].asked = 0
+            if draft := by_request.get(request_id):  # its fate comes with those of the shadows
+                draft.asked = 0
         for request_id in drafting.fallbacks:
-            self._fall_back(request_id)
+            self._fall_back(request_id, drafts)
+        for request_id, drafted in drafting.drafted.items():
+            if draft := by_request.get(request_id):
+                draft.drafted = drafted
 
-    def _fall_back(self, request_id: str) -> None:
+    def _fall_back(self, request_id: str, drafts: PlannedDrafts) -> None:
         """Nothing of the row's first proposer is kept, so its drafts are the second one's."""
-        row = self._rows.get(request_id)
-        if row is None or row.fallback is None:
+        draft = drafts.by_request.get(request_id)
+        if draft is None or draft.fallback is None or request_id not in self._rows:
             return
-        if row.asked:
-            self._seen.append(DraftFate(request_id, row.drafted_by, row.asked, 0, 0, 0))
-        row.drafted_by, row.asked = row.fallback.proposer, row.fallback.num_speculative_tokens
-        row.found = None
-        self.planner.evidence.mark_read([(request_id, row.fallback)])
+        self._miss(request_id, draft)
+        draft.proposer, draft.asked = draft.fallback.proposer, draft.fallback.num_speculative_tokens
+        draft.found = None
+        drafts.notes.add_lag(self.planner.evidence.mark_read([(request_id, draft.fallback)]))
+
+    def num_drafted(self, request_id: str) -> int:
+        """How many drafts of a request the counted step verifies, if they are made late."""
+        draft = self._step.verified.get(request_id)
+        return draft.drafted if draft else 0
 
     def count_verified(self, request_id: str, drafted: int, accepted: int) -> None:
         """Counts a row's verified drafts for the proposer that drafted them."""
-        row = self._rows[request_id]
-        found = drafted if row.verified_found is None else row.verified_found
-        name = row.verified_by
-        self._seen.append(DraftFate(request_id, name, row.verified_asked, found, drafted, accepted))
-        row.tallies[name].add_verified(drafted, accepted)
-        self._step.tallies[name].add_verified(drafted, accepted)
+        draft = self._step.verified[request_id]
+        found = drafted if draft.found is None else draft.found
+        name = draft.proposer
+        self._fates.append(DraftFate(request_id, name, draft.asked, found, drafted, accepted))
+        self._rows[request_id].tallies[name].add_verified(drafted, accepted)
+        self._tally.tallies[name].add_verified(drafted, accepted)
 
     def count_emitted(self, request_id: str, tokens: int) -> None:
         """Counts a row's emitted tokens; the last call of a step for the row."""
-        row = self._rows[request_id]
-        row.add_emitted(tokens)
+        draft = self._step.verified.get(request_id)
+        name = draft.proposer if draft else NONE
+        self._rows[request_id].add_emitted(tokens, name)
         self._emitted += tokens
-        self._step.tallies[row.verified_by].wire[EMITTED] += tokens
-        row.verified_by = NONE
+        self._tally.tallies[name].wire[EMITTED] += tokens
 
-    def end_count(self, num_rows: int, num_tokens: int, num_drafts: int) -> None:
+    def end_count(self, size: StepSize, ready_s: float | None = None) -> None:
         """Ends the counts of a step; the planner learns from it.
 
         Args:
-            num_rows: rows of the step.
-            num_tokens: tokens that the target read, drafts included.
-            num_drafts: draft tokens among them.
+            ready_s: when its tokens were there, by `time.perf_counter`; `None` is now.
         """
         ended, self._ended = self._ended, []
-        seen, self._seen = self._seen, []
-        if self._planned or seen:
-            self._observe(seen, num_rows, num_tokens, num_drafts)
+        fates, self._fates = self._fates, []
+        end_s = time.perf_counter() if ready_s is None else ready_s
+        # A step that was scheduled early has run since the one before it ended.
+        seconds = end_s - max(self._step.started_s, self._last_end_s)
+        self._last_end_s = end_s
+        if self._step.planned or fates:
+            self._observe(fates, size, seconds)
+        self._tally.kind, self._tally.seconds = size.kind, seconds
         for request_id in ended:
             self.planner.evidence.free(request_id)
 
-    def _observe(
-        self, seen: Sequence[DraftFate], num_rows: int, num_tokens: int, num_drafts: int
-    ) -> None:
+    def _observe(self, fates: Sequence[DraftFate], size: StepSize, seconds: float) -> None:
         """Lets the planner learn from the step, and takes its reports."""
-        step = self._step
-        work = step.drafting.work
+        step, tally = self._step, self._tally
+        work = tally.drafting.work
         drafting_s = sum(one.seconds for _, one in work)
-        step.policy = self.planner.observe(
+        tally.policy = self.planner.observe(
             StepOutcome(
-                drafts=seen,
+                drafts=fates,
                 work=work,
-                rows=num_rows,
-                tokens=num_tokens,
-                context=self._context,
+                rows=size.rows,
+                tokens=size.tokens,
+                context=step.context,
                 emitted=self._emitted,
-                verified=num_drafts > 0,
+                verified=size.drafts > 0,
                 # Without a plan nothing noted the rows' context, so the time means nothing.
-                prefill=step.kind == StepKind.PREFILL or not self._planned,
-                seconds=time.perf_counter() - self._step_start - drafting_s,
+                prefill=size.kind == StepKind.PREFILL or not step.planned,
+                seconds=seconds - drafting_s,
+                notes=step.reported.notes,
             )
         )
         now_s = time.monotonic()
         if now_s >= self._next_snapshot:
             self._next_snapshot = now_s + SNAPSHOT_INTERVAL_S
-            step.evidence = self.planner.snapshot()
+            tally.evidence = self.planner.snapshot()
 
     def attach_stats(self, outputs: Iterable[Any]) -> None:
         """Sets the statistics of every row that streams them on vLLM's `EngineCoreOutput`."""
@@ -282,11 +336,11 @@ class RowTable:
                 output.kv_transfer_params = row.to_wire()
 
     def step_stats(self, grammars: CompiledGrammars = NO_GRAMMARS) -> dict[str, Any] | None:
-        """The step's report; `None` before the first step."""
-        if not self._step_start:
+        """The report of the step that was counted last; `None` before the first one."""
+        if not self._step.started_s:
             return None
-        self._step.grammars = grammars
-        return self._step.to_wire(time.perf_counter() - self._step_start)
+        self._tally.grammars = grammars
+        return self._tally.to_wire()
 
 
 def draft_budget(request: Any, num_tokens: int, max_model_len: int) -> int:

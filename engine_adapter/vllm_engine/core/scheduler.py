@@ -19,6 +19,7 @@ from engine_adapter.vllm_engine.core.constrained import (
     failure_of,
     forget_constraint,
 )
+from engine_adapter.vllm_engine.core.counting import StepSize
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
@@ -36,7 +37,8 @@ class SchedulerHooks:
     """
 
     row_table: RowTable
-    _step_size: tuple[int, int, int] | None = None
+    _step_size: StepSize | None = None
+    _ready_s: float | None = None
     _failures: dict[str, str]
 
     def add_request(self, request: Any) -> None:
@@ -71,13 +73,10 @@ class SchedulerHooks:
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Counts the step, and attaches their statistics to outputs that may be the last read."""
         drafting = getattr(model_runner_output, "specgate_report", None)
-        drafts = scheduler_output.scheduled_spec_decode_tokens.values()
-        self._step_size = (
-            len(scheduler_output.num_scheduled_tokens),
-            scheduler_output.total_num_scheduled_tokens,
-            sum(map(len, drafts)),
-        )
-        self.row_table.start_count(step_kind(scheduler_output), drafting)
+        self.row_table.start_count(drafting)
+        num_drafts = self._count_drafts(scheduler_output)
+        self._step_size = step_size(scheduler_output, num_drafts)
+        self._ready_s = getattr(model_runner_output, "specgate_ready_s", None)
         if drafting is not None:
             count_draft_times(self.requests, drafting.constraint_times)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -86,6 +85,10 @@ class SchedulerHooks:
             self._attach_failures(client.outputs)
         self._failures.clear()
         return outputs
+
+    def _count_drafts(self, scheduler_output: Any) -> int:
+        """The drafts that a step has verified."""
+        return sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
 
     def make_spec_decoding_stats(
         self,
@@ -97,6 +100,8 @@ class SchedulerHooks:
     ) -> Any:
         """Called for each row whose drafts the step verified."""
         invalid = num_invalid_spec_tokens.get(request_id, 0) if num_invalid_spec_tokens else 0
+        if num_draft_tokens == invalid:
+            return spec_decoding_stats  # no place had a draft
         self.row_table.count_verified(request_id, num_draft_tokens - invalid, num_accepted_tokens)
         return super().make_spec_decoding_stats(
             spec_decoding_stats,
@@ -134,7 +139,7 @@ class SchedulerHooks:
         `update_from_output` calls it last, when all rows are counted.
         """
         if self._step_size is not None:
-            self.row_table.end_count(*self._step_size)
+            self.row_table.end_count(self._step_size, self._ready_s)
             self._step_size = None
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
@@ -145,6 +150,7 @@ class SchedulerHooks:
 class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
     """The scheduler class for vLLM's `scheduler_cls`."""
 
+    drafts_late = False
     max_num_scheduled_tokens: int
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -166,7 +172,7 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
             reserved = 1 + self.num_spec_tokens + self.num_lookahead_tokens
             self._spec_decode_step_blocks = -(-reserved // self.block_size)
         planner = Planner(config.traits, self.num_spec_tokens, config.policies, config.primary)
-        self.row_table = RowTable(planner, self.max_model_len)
+        self.row_table = RowTable(planner, self.max_model_len, self.drafts_late)
         self._failures = {}
         self._budget = self.max_num_scheduled_tokens
         self._budget_of_one = budget_of_one(
@@ -181,6 +187,35 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         is_alone = sum(self.get_request_counts()) <= 1
         self.max_num_scheduled_tokens = self._budget_of_one if is_alone else self._budget
         return super().schedule(*args, **kwargs)
+
+
+class SpecgateAsyncScheduler(SpecgateScheduler, compat.AsyncScheduler):
+    """The scheduler class for asynchronous scheduling.
+
+    A step is scheduled before the drafts that it verifies are made. Each row has as many places as
+    its plan may draft. The runner leaves out places without a draft, and reports the others.
+    """
+
+    drafts_late = True
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedules; each row gets places for the drafts of its plan."""
+        output = super().schedule(*args, **kwargs)
+        for request_id in output.num_scheduled_tokens:
+            request = self.requests[request_id]
+            if not request.is_prefill_chunk:
+                request.spec_token_ids = [-1] * self.row_table.draft_places(request_id)
+        return output
+
+    def _count_drafts(self, scheduler_output: Any) -> int:
+        """The drafts that a step has verified; tells vLLM which of the places had none."""
+        places = scheduler_output.scheduled_spec_decode_tokens
+        invalid = dict(scheduler_output.num_invalid_spec_tokens or {})
+        for request_id, tokens in places.items():
+            empty = len(tokens) - self.row_table.num_drafted(request_id)
+            invalid[request_id] = max(invalid.get(request_id, 0), empty)
+        scheduler_output.num_invalid_spec_tokens = invalid
+        return sum(len(tokens) - invalid[request_id] for request_id, tokens in places.items())
 
 
 def budget_of_one(config: Any, budget: int, least: int) -> int:
@@ -214,10 +249,16 @@ def request_class(params: Any) -> RequestClass:
     return RequestClass.SAMPLED if params.temperature > 0 else RequestClass.GREEDY
 
 
-def step_kind(scheduler_output: Any) -> StepKind:
-    """The work of a step, from vLLM's `SchedulerOutput`."""
-    drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
-    tokens = scheduler_output.total_num_scheduled_tokens - drafts
-    if scheduler_output.scheduled_new_reqs or tokens > len(scheduler_output.num_scheduled_tokens):
-        return StepKind.PREFILL
-    return StepKind.VERIFY if drafts else StepKind.DECODE
+def step_size(scheduler_output: Any, num_drafts: int) -> StepSize:
+    """The work of a step, from vLLM's `SchedulerOutput`.
+
+    Args:
+        num_drafts: the drafts that it has verified.
+    """
+    rows = len(scheduler_output.num_scheduled_tokens)
+    places = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
+    tokens = scheduler_output.total_num_scheduled_tokens - places
+    kind = StepKind.VERIFY if num_drafts else StepKind.DECODE
+    if scheduler_output.scheduled_new_reqs or tokens > rows:
+        kind = StepKind.PREFILL
+    return StepSize(kind, rows, tokens + num_drafts, num_drafts)

@@ -95,15 +95,17 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     if given.get("enable_lora"):
         given["max_cpu_loras"] = lora_registry.max_loaded(given)
     given["structured_outputs_config"] = structured_outputs_config(config)
+    is_async = model_runner.is_async(given)
+    scheduler = "SpecgateAsyncScheduler" if is_async else "SpecgateScheduler"
+    given["async_scheduling"] = is_async
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
         return AsyncEngineArgs(
             model=config.model,
             served_model_name=config.served_model_name,
             worker_cls=f"engine_adapter.vllm_engine.worker.worker.{worker}",
-            scheduler_cls="engine_adapter.vllm_engine.core.scheduler.SpecgateScheduler",
-            async_scheduling=False,
-            speculative_config=model_runner.speculative_config(capacity),
+            scheduler_cls=f"engine_adapter.vllm_engine.core.scheduler.{scheduler}",
+            speculative_config=model_runner.speculative_config(capacity, is_async),
             additional_config=_own_config(config, progress_pipe),
             **given,
         )

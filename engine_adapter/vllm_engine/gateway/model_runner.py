@@ -4,6 +4,7 @@ V2 is asked for as in vLLM, with `VLLM_USE_V2_MODEL_RUNNER=1`. docs/model-runner
 ported to it; a configuration that is not must not start, since nothing has shown its texts.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from engine_adapter.config import EngineConfig
@@ -33,21 +34,48 @@ def name() -> str:
 def prepare() -> None:
     """Lets vLLM take V2 in this process, if it is asked for: see `patch_v2_runner`."""
     if is_v2() and compat.current_platform.is_cpu():
+        from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling
         from engine_adapter.vllm_engine.patches.v2_kernels import patch_v2_runner
 
         _ = compat.CPUWorker  # its module replaces streams, before the kernels are imported
         patch_v2_runner()
+        patch_async_scheduling()
 
 
-def speculative_config(capacity: int) -> dict[str, Any]:
+def is_async(arguments: Mapping[str, Any]) -> bool:
+    """Whether steps are scheduled asynchronously.
+
+    By default they are not: vLLM does not do it on a CPU, and V1 cannot.
+
+    Args:
+        arguments: vLLM's engine arguments, as the user gives them.
+
+    Raises:
+        EngineConfigError: V1 is to schedule asynchronously.
+    """
+    asked = bool(arguments.get("async_scheduling"))
+    if asked and not is_v2():
+        raise EngineConfigError(
+            "async_scheduling",
+            "must be off on vLLM's model runner V1, where drafts are merged on the CPU after each "
+            f"step; set {VARIABLE}=1 for V2",
+        )
+    return asked
+
+
+def speculative_config(capacity: int, is_async: bool = False) -> dict[str, Any]:
     """vLLM's configuration under which Specgate drafts; vLLM's own drafter of it is never made.
 
     Args:
         capacity: the most drafts of a row.
+        is_async: steps are scheduled asynchronously.
     """
-    if is_v2():  # it refuses a class of one's own, and takes this method without a model
+    if is_v2():
+        # V2 refuses a class of one's own, and takes these methods without a model. Only the latter
+        # may be scheduled asynchronously.
+        method = "ngram_gpu" if is_async else "ngram"
         lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 1}
-        return {"method": "ngram", "num_speculative_tokens": capacity, **lookup}
+        return {"method": method, "num_speculative_tokens": capacity, **lookup}
     return {
         "method": "custom_class",
         "model": "engine_adapter.vllm_engine.worker.dispatch.ProposerDispatch",

@@ -8,6 +8,7 @@ from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
+from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling
 from engine_adapter.vllm_engine.patches.logprob_ranks import patch_logprob_ranks
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
@@ -122,6 +123,7 @@ def cpu_worker_class() -> type:
     """The worker for CPU; created on first use, for the same reason as the runners."""
     _ = compat.CPUWorker  # its module replaces streams, before those of V2's kernels are imported
     patch_v2_runner()
+    patch_async_scheduling()
 
     class SpecgateCPUWorker(WorkerHooks, compat.CPUWorker):
         """vLLM's CPU worker with Specgate's runner."""

@@ -21,6 +21,9 @@ GATED = ProposerTraits("model", 2, ends_early=True)
 PROPOSERS = (LOOKUP, MODEL)
 
 
+NO_LAG = np.zeros(0)
+
+
 def evidence(seed: int, rows: int, model: ProposerTraits = MODEL) -> tuple[Evidence, list[RowView]]:
     """Two proposers with random qualities and costs, and rows that differ."""
     random = np.random.default_rng(seed)
@@ -42,9 +45,9 @@ def evidence(seed: int, rows: int, model: ProposerTraits = MODEL) -> tuple[Evide
                 accepted = int(np.logical_and.accumulate(hits[:found]).sum())
                 seen.append(DraftFate(view.request_id, traits.name, k, found, found, accepted))
         known.observe_drafts(seen)
-        known.observe_work([("lookup", DraftTime(2e-5, rows, 3, 3 * rows, 0))])
+        known.observe_work([("lookup", DraftTime(2e-5, rows, 3, 3 * rows, 0))], NO_LAG)
         k = int(random.integers(1, 3))
-        known.observe_work([("model", DraftTime(call_s * (1 + k), rows, k, k * rows, 0))])
+        known.observe_work([("model", DraftTime(call_s * (1 + k), rows, k, k * rows, 0))], NO_LAG)
         tokens = rows + int(random.integers(0, 3 * rows + 1))
         known.observe_step(rows, tokens, 50.0 * rows, 0.02 + token_s * tokens)
     return known, views
@@ -133,8 +136,8 @@ def with_lengths(model_rate: float, call_s: float, rows: int = 1) -> Chooser:
                     DraftFate(view.request_id, "model", 2, 2, 2, passed),
                 ]
             )
-        known.observe_work([("lookup", DraftTime(2e-5, rows, 3, 3 * rows, 0))])
-        known.observe_work([("model", DraftTime(call_s, rows, 2, 2 * rows, 0))])
+        known.observe_work([("lookup", DraftTime(2e-5, rows, 3, 3 * rows, 0))], NO_LAG)
+        known.observe_work([("model", DraftTime(call_s, rows, 2, 2 * rows, 0))], NO_LAG)
         tokens = rows + step % (3 * rows + 1)
         known.observe_step(rows, tokens, 50.0 * rows, 0.02 + 2e-4 * tokens)
     load = Load(rows, rows, 50.0 * rows)

@@ -106,5 +106,4 @@ def test_a_lookup_in_the_place_of_a_cascade_with_a_model_has_no_catch_up() -> No
     known.add_proposer(ProposerTraits("mix", K, lookup=True))
     known.admit("r", RequestClass.GREEDY)
     known.requests.note_lengths([RowView("r", SpecMethod("mix", K), 100, 1000)])
-    known.mark_read([("r", SpecMethod("mix", K))])
-    assert known._planned_lag.tolist() == [0]
+    assert known.mark_read([("r", SpecMethod("mix", K))]).tolist() == [0]

@@ -62,7 +62,7 @@ def test_the_catch_up_of_a_step_that_is_not_learned_from_is_not_counted_later() 
         # The first proposer reads 100 tokens in its first step, then 4 in each.
         row = RowView("a", SpecMethod("draft", 4), 90, 100 + 4 * i)
         planner.plan(StepView([row], 1))
-        lags.append(int(planner.evidence._planned_lag.sum()))
+        lags.append(int(planner.notes.lag.sum()))
         outcome(planner, [])
     assert lags == [100, *[4] * UNPLANNED_EVERY]
 

@@ -85,13 +85,17 @@ def planning_at_random(dispatch: str | None = None) -> Iterator[None]:
         dispatch: the dotted path of their dispatch, if it is not Specgate's own.
     """
     # Its import takes vLLM's, which a run without engines need not wait for.
-    from tests.engine_adapter.vllm_engine.support.random_plans import RandomPlanScheduler
+    from tests.engine_adapter.vllm_engine.support.random_plans import (
+        RandomPlanAsyncScheduler,
+        RandomPlanScheduler,
+    )
 
     built = arguments.engine_args
 
     def replaced(*args: Any) -> Any:
         made = built(*args)
-        made.scheduler_cls = RandomPlanScheduler
+        is_async = made.async_scheduling
+        made.scheduler_cls = RandomPlanAsyncScheduler if is_async else RandomPlanScheduler
         if dispatch is not None:
             made.speculative_config["model"] = dispatch
         return made

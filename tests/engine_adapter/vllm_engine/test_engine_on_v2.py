@@ -34,19 +34,28 @@ pytestmark = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def v2() -> AsyncIterator[Live]:
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="session",
+    params=[False, True],
+    ids=["synchronous", "asynchronous"],
+)
+async def v2(request: pytest.FixtureRequest) -> AsyncIterator[Live]:
     """Every method, little KV, and the method `random`, under which rows have random plans."""
     async with AsyncExitStack() as stack:
         with on_runner("V2"):
-            live = await stack.enter_async_context(random_plans.random_plans(PROPOSERS))
+            plans = random_plans.random_plans(PROPOSERS, async_scheduling=request.param)
+            live = await stack.enter_async_context(plans)
         yield live
 
 
 async def test_the_runner_is_v2(v2: Live) -> None:
     engine: Any = v2.engine
-    # V1's runner has no dispatch under this method, so it could not have started.
-    assert engine._supervisor.child.vllm_config.speculative_config.method == "ngram"
+    config = engine._supervisor.child.vllm_config
+    is_async = config.scheduler_config.async_scheduling
+    # V1's runner has no dispatch under these methods, so it could not have started.
+    assert config.speculative_config.method == ("ngram_gpu" if is_async else "ngram")
+    assert config.max_concurrent_batches == 1 + is_async
 
 
 async def test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
@@ -76,7 +85,8 @@ async def test_random_plans_change_no_text(v2: Live, stock: Stock, prompts: list
 
 
 async def test_policies_change_no_text(v2: Live, stock: Stock, prompts: list[Prompt]) -> None:
-    await random_plans.fuzz_policies(v2, stock, prompts, steps=100)
+    # So few that the policy `load` drafts.
+    await random_plans.fuzz_policies(v2, stock, prompts, steps=100, clients=8)
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["immediate", "new_requests"])

@@ -178,8 +178,10 @@ async def test_a_thousand_steps_under_policies_on_two_ranks(
     await fuzz_policies(two_ranks, stock, prompts, steps=1_000)
 
 
-async def fuzz_policies(live: Live, stock: Stock, prompts: list[Prompt], *, steps: int) -> None:
-    """Rows under every policy beside pinned ones, greedy and seeded, twelve at a time."""
+async def fuzz_policies(
+    live: Live, stock: Stock, prompts: list[Prompt], *, steps: int, clients: int = 12
+) -> None:
+    """Rows under every policy beside pinned ones, greedy and seeded, several at a time."""
     rng = random.Random(steps)
     seeded = [(i, SamplingOptions(seed=i, max_tokens=max(LENGTHS), **SEEDED)) for i in range(6)]
     plain = await asyncio.gather(
@@ -196,7 +198,7 @@ async def fuzz_policies(live: Live, stock: Stock, prompts: list[Prompt], *, step
             options = replace(seeded[i][1], max_tokens=length) if sampled else greedy(length)
             done.append((i, sampled, await generate(live, prompts[i], options, spec)))
 
-    await asyncio.gather(*(serve() for _ in range(12)))
+    await asyncio.gather(*(serve() for _ in range(clients)))
 
     await stock.greedy(prompts, max(LENGTHS))
     for i, sampled, result in done:

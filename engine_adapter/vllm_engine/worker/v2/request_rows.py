@@ -92,6 +92,7 @@ class RequestRows:
         self._sampling: Any = None
         self.token_ids_cpu = np.zeros((states.max_num_reqs, states.max_model_len), np.int32)
         self.num_tokens_no_spec = np.zeros(states.max_num_reqs, np.int32)
+        self._num_computed = np.zeros(states.max_num_reqs, np.int32)
         self.block_table = RowTables()
 
     @property
@@ -114,9 +115,11 @@ class RequestRows:
 
     @property
     def num_computed_tokens_cpu(self) -> npt.NDArray[np.int32]:
-        """How many tokens of each row the target had read before the step, int32 [B]."""
-        computed: npt.NDArray[np.int32] = self._states.num_computed_tokens_np
-        return computed
+        """How many tokens of each row the target had read before the step, int32 [B].
+
+        Valid for the rows of the newest `append`.
+        """
+        return self._num_computed
 
     @property
     def top_k_cpu(self) -> npt.NDArray[np.int32]:
@@ -161,6 +164,10 @@ class RequestRows:
             emitted: [R, width].
             counts: how many tokens of each of the R rows of `emitted` were emitted.
         """
+        # vLLM's number counts drafts that are rejected, if the step was scheduled before that was
+        # known. The newest token is never read before the step.
+        computed = self._states.num_computed_tokens_np[rows]
+        self._num_computed[rows] = np.minimum(computed, self.num_tokens_no_spec[rows] - 1)
         by_row: list[list[int]] = [[] for _ in self.num_tokens_no_spec]
         for row, tokens, count in zip(rows.tolist(), emitted.tolist(), counts, strict=True):
             start = int(self.num_tokens_no_spec[row])

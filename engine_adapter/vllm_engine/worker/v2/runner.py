@@ -14,23 +14,24 @@ What happens before and after in the core is as in `worker.runner`. docs/model-r
 what a step on V2 cannot do yet.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_init_speculator
-from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.refusal import refuse
-from engine_adapter.vllm_engine.worker.target import TargetStep
 from engine_adapter.vllm_engine.worker.v2.exact_match import ExactMatch
 from engine_adapter.vllm_engine.worker.v2.request_rows import RequestRows, RowTables
+from engine_adapter.vllm_engine.worker.v2.step_drafts import (
+    LateStepDrafts,
+    StepDrafts,
+    VerifiedStep,
+)
 
 
 @dataclass(slots=True)
@@ -40,14 +41,10 @@ class StepState:
     Attributes:
         scheduled: vLLM's `SchedulerOutput`, with the plan.
         emitted: int64 [R, width], the tokens of each row of the step, on the device.
-        report: of the drafting; `None` if nothing was planned.
-        drafts: vLLM's `DraftTokenIds`; `None` if no row has a draft.
     """
 
     scheduled: Any
     emitted: torch.Tensor | None = None
-    report: DraftReport | None = None
-    drafts: Any = None
 
 
 class RunnerV2Hooks:
@@ -69,6 +66,8 @@ class RunnerV2Hooks:
         from engine_adapter.vllm_engine.worker.v2.speculator import PlannedSpeculator
 
         self._capacity: int = vllm_config.num_speculative_tokens
+        late = vllm_config.scheduler_config.async_scheduling
+        self._drafts = (LateStepDrafts if late else StepDrafts)(self, self._capacity)
         with patch_init_speculator(PlannedSpeculator(self, self._capacity)):
             super().__init__(vllm_config, device)  # type: ignore[call-arg]
         self.input_batch = RequestRows(self.req_states)
@@ -124,6 +123,7 @@ class RunnerV2Hooks:
 
     def _remove_request(self, req_id: str) -> bool:
         self.requests.pop(req_id, None)
+        self._drafts.forget(req_id)
         known: bool = super()._remove_request(req_id)
         return known
 
@@ -141,11 +141,20 @@ class RunnerV2Hooks:
 
     # -- verify and draft --------------------------------------------------------------------
 
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs the target as vLLM does; drafts that are made late are made first."""
+        if not kwargs.get("dummy_run"):
+            scheduler_output = self._drafts.begin_step(scheduler_output)
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Verifies and drafts; vLLM's output with the step's `DraftReport` attached."""
+        """Verifies and drafts; vLLM's output with the `DraftReport` of the newest drafting."""
         output = super().sample_tokens(grammar_output)
-        if output is not None and (report := self._step.report):
-            output.model_runner_output.specgate_report = report
+        if output is not None:
+            if report := self._drafts.report:
+                output.model_runner_output.specgate_report = report
+            if self.device.type == "cpu":  # nothing runs there after the call
+                output.model_runner_output.specgate_ready_s = time.perf_counter()
         return output
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,46 +183,18 @@ class RunnerV2Hooks:
         Returns:
             int64 [R, capacity]; 0, a valid token, where a row has no draft.
         """
-        step, rows, total = self._step, input_batch.idx_mapping_np, input_batch.num_tokens
+        total = input_batch.num_tokens
         aux = [states[:total] for states in auxiliary or ()]
         self.drafter.store_states(slots, hidden[:total], aux)
+        step = self._step
         assert step.emitted is not None
-        # The one wait of a step: proposers read tokens on the host.
-        emitted, counts = step.emitted.cpu().numpy(), num_sampled.tolist()
-        by_row = self.input_batch.append(rows, emitted, counts)
-        tokens = np.zeros((len(rows), self._capacity), np.int64)
-        if plan := step.scheduled.specgate_plan:
-            target = TargetStep(
-                scheduled=step.scheduled.num_scheduled_tokens,
-                sampled=by_row,
-                first_samples=self._first_samples(input_batch),
-                sample_hidden=hidden[input_batch.logits_indices],
-            )
-            drafts, step.report = self.drafter.propose(plan, target)
-            self._give([drafts[row] for row in rows.tolist()], input_batch.req_ids, tokens)
-        (there,) = to_device(self.device, tokens)
-        return there
-
-    def _first_samples(self, input_batch: Any) -> npt.NDArray[np.int64]:
-        """See `TargetStep`."""
-        first = np.zeros(len(self.input_batch.num_tokens_no_spec), np.int64)
-        first[input_batch.idx_mapping_np] = input_batch.cu_num_logits_np[:-1]
-        return first
-
-    def _give(
-        self, drafts: list[list[int]], request_ids: list[str], tokens: npt.NDArray[np.int64]
-    ) -> None:
-        """Notes the drafts of R rows for the scheduler, and writes them into `tokens`."""
-        if not any(drafts):
-            return
-        for there, given in zip(tokens, drafts, strict=True):
-            there[: len(given)] = given
-        self._step.drafts = compat.DraftTokenIds(request_ids, drafts)
+        return self._drafts.after(
+            VerifiedStep(step.scheduled, input_batch, step.emitted, num_sampled, hidden)
+        )
 
     def take_draft_token_ids(self) -> Any:
-        """The drafts of each row of the step; `None` if no row has one."""
-        drafts, self._step.drafts = self._step.drafts, None
-        return drafts
+        """The drafts that the next step verifies, or under asynchronous scheduling this one."""
+        return self._drafts.take_draft_token_ids()
 
 
 def _reading(layers: Sequence[int]) -> Any:

@@ -38,12 +38,11 @@ def row(proposer: str = "ngram") -> RowState:
     return RowState(SpecMethod(proposer, 4), pinned=False, streams_stats=False)
 
 
-def run_step(state: RowState, tokens: int, drafted: int = 0) -> None:
-    """One step of a row, as `RowTable` counts it."""
-    state.verified_by = state.drafted_by if drafted else NONE
+def run_step(state: RowState, tokens: int, drafted: int = 0, proposer: str = NONE) -> None:
+    """One step of a row: `drafted` tokens of a proposer verified, `tokens` emitted."""
     if drafted:
-        state.tallies[state.verified_by].add_verified(drafted, tokens - 1)
-    state.add_emitted(tokens)
+        state.tallies[proposer].add_verified(drafted, tokens - 1)
+    state.add_emitted(tokens, proposer)
 
 
 def test_a_tally_counts_drafts_positions_and_emitted_tokens() -> None:
@@ -76,10 +75,8 @@ def test_acceptance_falls_along_positions_and_sums_to_the_accepted() -> None:
 def test_a_rows_statistics_survive_the_wire() -> None:
     state = row()
     run_step(state, 1)
-    state.drafted_by = "ngram"
-    run_step(state, 3, drafted=4)
-    state.drafted_by = "small"
-    run_step(state, 1, drafted=2)
+    run_step(state, 3, 4, "ngram")
+    run_step(state, 1, 2, "small")
     run_step(state, 1)
     assert decode_request(over_the_wire(state.to_wire())) == SpecStats(
         decode_steps=3,
@@ -124,12 +121,12 @@ def test_an_output_without_statistics_decodes_to_none() -> None:
 
 def test_a_steps_report_survives_the_wire() -> None:
     drafts = DraftReport({"small": 0.5}, {"small": 8}, {"small": 17}, {"bad": "ValueError: no"})
-    step = StepTally(StepKind.VERIFY, drafts)
+    step = StepTally(StepKind.VERIFY, drafts, seconds=0.25)
     step.tallies["small"].add_verified(4, 1)
     step.tallies["small"].wire[EMITTED] += 2
     step.tallies[NONE].wire[EMITTED] += 3
     step.quarantined = ["bad"]
-    report = decode_step(over_the_wire(step.to_wire(0.25)))
+    report = decode_step(over_the_wire(step.to_wire()))
     assert report == StepReport(
         kind=StepKind.VERIFY,
         seconds=0.25,
@@ -155,18 +152,18 @@ def test_what_policies_did_and_measured_survives_the_wire() -> None:
         policy=PolicyStep({"load": {"ngram": 2, NONE: 0}}, 0.03, 0.04, {"load": False}),
         evidence=rows.table.planner.snapshot(),
     )
-    report = decode_step(over_the_wire(step.to_wire(0.1)))
+    report = decode_step(over_the_wire(step.to_wire()))
     assert report.policy == step.policy
     assert report.evidence == step.evidence
     assert set((report.evidence or {})["policies"]) == set(POLICY_NAMES)
     unknown = StepTally(policy=PolicyStep({}, None, None, {}))
-    assert decode_step(over_the_wire(unknown.to_wire(0.1))).policy == PolicyStep()
+    assert decode_step(over_the_wire(unknown.to_wire())).policy == PolicyStep()
 
 
 def test_a_step_that_drafted_nothing_reports_no_drafting() -> None:
-    report = decode_step(over_the_wire(StepTally().to_wire(0.1)))
+    report = decode_step(over_the_wire(StepTally(seconds=0.1).to_wire()))
     assert report == StepReport(StepKind.DECODE, 0.1, {}, {}, {}, {})
 
 
 def test_all_statistics_are_under_one_key() -> None:
-    assert list(row().to_wire()) == list(StepTally().to_wire(0.0)) == [KEY]
+    assert list(row().to_wire()) == list(StepTally().to_wire()) == [KEY]

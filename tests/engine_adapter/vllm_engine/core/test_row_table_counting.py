@@ -98,10 +98,11 @@ def test_only_rows_that_stream_their_statistics_have_them_on_every_output(rows: 
     assert [output.kv_transfer_params is not None for output in outputs] == [False, True, False]
 
 
-def test_the_steps_report_exists_after_the_first_step_began(rows: RowSteps) -> None:
-    assert rows.table.step_stats() is None
+def test_a_steps_report_exists_when_its_outputs_have_arrived(rows: RowSteps) -> None:
     rows.admit("r")
     rows.plan("r")
+    assert rows.table.step_stats() is None
+    rows.count({"r": (0, 0)})
     report = decode_step(rows.table.step_stats() or {})
     assert report.kind is StepKind.DECODE
     assert 0 < report.seconds < 60

@@ -13,6 +13,7 @@ from tests.engine_adapter.vllm_engine.support.row_steps import (
     DRAFT,
     NGRAM,
     RowSteps,
+    request,
 )
 from tests.engine_adapter.vllm_engine.support.scripted_rows import (
     BOTH,
@@ -131,11 +132,13 @@ def test_shadows_of_requests_that_ended_are_ignored() -> None:
 
 
 def test_the_end_of_a_step_gives_the_planner_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter((100.0, 100.5))
+    clock = iter((99.0, 99.5, 100.0, 100.5))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     rows, used = scripted(BOTH)
+    rows.step(r=(0, 0))
+    rows.requests["r"] = request()
     rows.admit("plain", PLAIN, prompt=20)
-    rows.plan("r", "plain")
+    rows.plan("r", "plain", verified=("r",))
     work = [("ngram", DraftTime(0.1, 1, 5, 5, 0)), ("small", DraftTime(0.05, 1, 4, 4, 7))]
     rows.count({"r": (4, 2), "plain": (0, 0)}, report=DraftReport(work=work))
     outcome = used.outcomes[-1]

@@ -307,10 +307,11 @@ def test_without_vllms_statistics_there_is_no_report(scheduler: Any) -> None:
 def test_the_kind_of_a_step_is_the_work_of_its_rows(
     drafts: dict[str, int], new: int, extra: int, kind: str
 ) -> None:
-    from engine_adapter.vllm_engine.core.scheduler import step_kind
+    from engine_adapter.vllm_engine.core.scheduler import step_size
 
     rest = {"a", "b"} - set(drafts)
-    assert step_kind(scheduled(drafts, *rest, new=new, extra=extra)) == kind
+    output = scheduled(drafts, *rest, new=new, extra=extra)
+    assert step_size(output, sum(drafts.values())).kind == kind
 
 
 @pytest.mark.parametrize(

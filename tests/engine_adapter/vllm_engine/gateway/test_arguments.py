@@ -47,7 +47,7 @@ def test_a_reserved_argument_is_refused_with_the_reason(name: str) -> None:
 @pytest.mark.needs_vllm
 @pytest.mark.parametrize("value", [False, {}, 0])
 def test_a_reserved_argument_is_refused_with_any_value(value: Any) -> None:
-    assert refusal(async_scheduling=value).setting == "async_scheduling"
+    assert refusal(scheduler_cls=value).setting == "scheduler_cls"
 
 
 @pytest.mark.needs_vllm

@@ -13,7 +13,11 @@ from engine_adapter.policies.contract import RowView, StepPlan, StepView
 from engine_adapter.policies.planner import Planner
 from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
 from engine_adapter.types import SpecMethod
-from engine_adapter.vllm_engine.core.scheduler import SpecgateScheduler
+from engine_adapter.vllm_engine.core.row_table import RowTable
+from engine_adapter.vllm_engine.core.scheduler import (
+    SpecgateAsyncScheduler,
+    SpecgateScheduler,
+)
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from tests.engine_adapter.vllm_engine.support.live import CHEAT, RANDOM
 
@@ -103,7 +107,7 @@ class RandomPlanner(Planner):
         planned = super().plan(replace(view, rows=others))
         drawn = self._random.plan(StepView(mine))
         self.evidence.note_lengths(mine)
-        self.evidence.mark_read(drawn.drafts.items())
+        self.notes.add_lag(self.evidence.mark_read(drawn.drafts.items()))
         return StepPlan(
             {**planned.drafts, **drawn.drafts},
             {**planned.fallbacks, **drawn.fallbacks},
@@ -123,11 +127,14 @@ def _joined(
     return {name: [*one.get(name, ()), *other.get(name, ())] for name in {**one, **other}}
 
 
-class RandomPlanScheduler(SpecgateScheduler):
-    """The scheduler with a `RandomPlanner`."""
+class RandomPlans:
+    """Mixed into a scheduler: it has a `RandomPlanner`."""
+
+    row_table: RowTable
+    num_spec_tokens: int
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(vllm_config, *args, **kwargs)
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         config = SpecgateConfig.of(vllm_config)
         self._planner = RandomPlanner(config, self.num_spec_tokens)
         self.row_table.planner = self._planner
@@ -138,4 +145,14 @@ class RandomPlanScheduler(SpecgateScheduler):
             self._planner.fallbacks += len(report.fallbacks)
             self._planner.fates += len(report.fates)
             self._planner.cuts += len(report.dropped)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        return super().update_from_output(  # type: ignore[misc]
+            scheduler_output, model_runner_output
+        )
+
+
+class RandomPlanScheduler(RandomPlans, SpecgateScheduler):
+    """The scheduler with random plans."""
+
+
+class RandomPlanAsyncScheduler(RandomPlans, SpecgateAsyncScheduler):
+    """The scheduler with random plans that schedules asynchronously."""

@@ -9,6 +9,7 @@ from engine_adapter.policies.contract import StepPlan
 from engine_adapter.policies.planner import Planner
 from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
+from engine_adapter.vllm_engine.core.counting import StepSize
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import DraftReport, decode_request, decode_step
 
@@ -42,14 +43,15 @@ class RowSteps:
 
     Args:
         used: the table's planner; one of both proposers if it is not given.
+        drafts_late: see `RowTable`.
 
     Attributes:
         table: the table under test.
         requests: request id -> vLLM's request.
     """
 
-    def __init__(self, used: Planner | None = None) -> None:
-        self.table = RowTable(used or planner(), CONTEXT)
+    def __init__(self, used: Planner | None = None, *, drafts_late: bool = False) -> None:
+        self.table = RowTable(used or planner(), CONTEXT, drafts_late)
         self.requests: dict[str, Any] = {}
 
     def admit(
@@ -93,7 +95,7 @@ class RowSteps:
         """
         if faults:
             report = DraftReport(faults=dict.fromkeys(faults, "broken"))
-        self.table.start_count(kind, report)
+        self.table.start_count(report)
         for name, (drafted, accepted) in outcomes.items():
             if drafted:
                 self.table.count_verified(name, drafted, accepted)
@@ -103,7 +105,7 @@ class RowSteps:
         for name in ends:
             self.end(name)
         drafts = sum(drafted for drafted, _ in outcomes.values())
-        self.table.end_count(len(outcomes), len(outcomes) + drafts, drafts)
+        self.table.end_count(StepSize(kind, len(outcomes), len(outcomes) + drafts, drafts))
 
     def step(self, **outcomes: tuple[int, int]) -> StepPlan:
         """One whole step; see `count`."""

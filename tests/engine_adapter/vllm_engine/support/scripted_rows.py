@@ -43,10 +43,10 @@ class ScriptedPlanner(Planner):
         return list(self.outcomes[-1].drafts)
 
 
-def scripted(*plans: StepPlan) -> tuple[RowSteps, ScriptedPlanner]:
+def scripted(*plans: StepPlan, drafts_late: bool = False) -> tuple[RowSteps, ScriptedPlanner]:
     """A table with one row `r` under a policy."""
     used = ScriptedPlanner(*plans)
-    rows = RowSteps(used)
+    rows = RowSteps(used, drafts_late=drafts_late)
     rows.admit("r", GOODPUT)
     return rows, used
 

@@ -11,6 +11,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.v2.request_rows import RequestRows
 from engine_adapter.vllm_engine.worker.v2.runner import RunnerV2Hooks, StepState
+from engine_adapter.vllm_engine.worker.v2.step_drafts import StepDrafts
 
 CAPACITY = 3
 
@@ -40,7 +41,9 @@ class Hooked(RunnerV2Hooks):
             max_model_len=16,
             req_id_to_index={"a": 2, "b": 0},
             index_to_req_id={2: "a", 0: "b"},
+            num_computed_tokens_np=np.zeros(4, np.int32),
         )
+        self._drafts = StepDrafts(self, CAPACITY)
         self.input_batch = RequestRows(states)
         self.drafter: Any = Drafter(drafts)
         scheduled = SimpleNamespace(specgate_plan=plan, num_scheduled_tokens={"a": 2, "b": 1})
@@ -69,7 +72,8 @@ def test_each_row_gets_its_own_drafts() -> None:
     assert draft(runner).tolist() == [[1, 2, 0], [0, 0, 0]]
     given = runner.take_draft_token_ids()
     assert isinstance(given, compat.DraftTokenIds)
-    assert (given.req_ids, given.draft_token_ids) == (["a", "b"], [[1, 2], []])
+    assert (given.req_ids, given.draft_token_ids) == (["a"], [[1, 2]])
+    runner._drafts.begin_step(None)
     assert runner.take_draft_token_ids() is None
 
 
@@ -109,9 +113,9 @@ def test_the_report_leaves_with_the_output_of_its_step() -> None:
     class Runner(Sampled, Base): ...
 
     runner = Runner({}, {"a": 1})
-    runner._step.report = report = DraftReport()
+    runner._drafts.report = report = DraftReport()
     assert runner.sample_tokens(None).model_runner_output.specgate_report is report
-    runner._step.report = None
+    runner._drafts.report = None
     assert not hasattr(runner.sample_tokens(None).model_runner_output, "specgate_report")
 
 

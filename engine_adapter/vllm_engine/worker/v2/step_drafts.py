@@ -1,0 +1,199 @@
+"""The drafts of a step on vLLM's runner V2: at the end of the step, or late.
+
+Under asynchronous scheduling the next step is scheduled, with places for drafts, while the device
+still works on this one. Its drafts are made when the next step begins to run: there the main thread
+waits for the tokens of this one, and only if a proposer was planned. Places that got no draft are
+left out of the step, so neither the target nor the counts see them.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_adapter.policies.contract import StepPlan
+from engine_adapter.staging import to_device
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.target import TargetStep
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedStep:
+    """A step of R rows whose drafts are verified.
+
+    Attributes:
+        scheduled: vLLM's `SchedulerOutput`, with the plan.
+        input_batch: vLLM's `InputBatch`.
+        emitted: int64 [R, width], the tokens of each row, on the device.
+        counts: int32 [R], how many of them were emitted.
+        hidden: [T or more, H], the target's final hidden states of the T tokens read.
+    """
+
+    scheduled: Any
+    input_batch: Any
+    emitted: torch.Tensor
+    counts: torch.Tensor
+    hidden: torch.Tensor
+
+    def on_host(self) -> "VerifiedStep":
+        """The step with its tokens on their way to the host."""
+        emitted, counts = (
+            tensor.to("cpu", non_blocking=True) for tensor in (self.emitted, self.counts)
+        )
+        return replace(self, emitted=emitted, counts=counts)
+
+
+class StepDrafts:
+    """Drafts at the end of each step; the scheduler gets the drafts before the next one.
+
+    Args:
+        runner: vLLM's, with `input_batch` and `drafter`.
+        capacity: the most drafts of a row.
+
+    Attributes:
+        report: of the newest drafting; `None` if nothing was planned.
+        drafts: request id -> its drafts, of the newest drafting. Requests without are left out.
+    """
+
+    def __init__(self, runner: Any, capacity: int) -> None:
+        self._runner = runner
+        self._capacity = capacity
+        self.report: DraftReport | None = None
+        self.drafts: dict[str, list[int]] = {}
+
+    def begin_step(self, scheduler_output: Any) -> Any:
+        """Called first in a step: the step that is to run, as vLLM's `SchedulerOutput`."""
+        self.report, self.drafts = None, {}
+        return scheduler_output
+
+    def after(self, step: VerifiedStep) -> torch.Tensor:
+        """Called when a step is verified: its drafts, int64 [R, capacity]; 0 where there is none.
+
+        0 is a valid token, which the target may read.
+        """
+        return self._draft(step.on_host(), frozenset())
+
+    def take_draft_token_ids(self) -> Any:
+        """The drafts, as vLLM's `DraftTokenIds`; `None` if there are none."""
+        if not self.drafts:
+            return None
+        return compat.DraftTokenIds(list(self.drafts), [*map(list, self.drafts.values())])
+
+    def forget(self, request_id: str) -> None:
+        """Drops what waits for a request whose row is free now."""
+
+    def _draft(self, step: VerifiedStep, ended: Set[str]) -> torch.Tensor:
+        """The drafts for the rows of a step, but not for requests that have ended since."""
+        runner, batch = self._runner, step.input_batch
+        if runner.device.type != "cpu":
+            torch.accelerator.current_stream().synchronize()
+        rows = batch.idx_mapping_np
+        by_row = runner.input_batch.append(rows, step.emitted.numpy(), step.counts.tolist())
+        tokens = np.zeros((len(rows), self._capacity), np.int64)
+        if plan := without_requests(step.scheduled.specgate_plan, ended):
+            target = TargetStep(
+                scheduled=step.scheduled.num_scheduled_tokens,
+                sampled=by_row,
+                first_samples=self._first_samples(batch),
+                sample_hidden=step.hidden[batch.logits_indices],
+            )
+            drafts, self.report = runner.drafter.propose(plan, target)
+            for place, row, request_id in zip(tokens, rows.tolist(), batch.req_ids, strict=True):
+                if of_row := drafts[row]:
+                    place[: len(of_row)] = of_row
+                    self.drafts[request_id] = of_row
+        (there,) = to_device(runner.device, tokens)
+        return there
+
+    def _first_samples(self, input_batch: Any) -> npt.NDArray[np.int64]:
+        """See `TargetStep`."""
+        first = np.zeros(len(self._runner.input_batch.num_tokens_no_spec), np.int64)
+        first[input_batch.idx_mapping_np] = input_batch.cu_num_logits_np[:-1]
+        return first
+
+
+class LateStepDrafts(StepDrafts):
+    """Drafts when the next step begins to run; the scheduler gets their number with its outputs."""
+
+    def __init__(self, runner: Any, capacity: int) -> None:
+        super().__init__(runner, capacity)
+        self._step: VerifiedStep | None = None
+        self._ended: set[str] = set()
+        # Request id -> drafts of a row that no step has verified yet.
+        self._waiting: dict[str, list[int]] = {}
+
+    def begin_step(self, scheduler_output: Any) -> Any:
+        """See `StepDrafts.begin_step`. The step before gets its drafts here."""
+        self._ended |= scheduler_output.finished_req_ids
+        self._ended |= scheduler_output.preempted_req_ids or set()
+        self.report, self.drafts = None, {}
+        if not scheduler_output.total_num_scheduled_tokens:
+            return scheduler_output  # vLLM runs nothing, and no report would reach the scheduler
+        if self._step is not None:
+            self._draft_late(self._step)
+        self._step, self._ended = None, set()
+        return self._with_drafts(scheduler_output)
+
+    def after(self, step: VerifiedStep) -> torch.Tensor:
+        """See `StepDrafts.after`; the drafts come later."""
+        self._step = step.on_host()
+        return step.counts.new_zeros((len(step.counts), self._capacity), dtype=torch.int64)
+
+    def forget(self, request_id: str) -> None:
+        """See `StepDrafts.forget`."""
+        self._waiting.pop(request_id, None)
+
+    def _draft_late(self, step: VerifiedStep) -> None:
+        """Drafts after a step, and writes the drafts where the next one reads them."""
+        drafts = self._draft(step, self._ended)
+        if self.report is None:
+            return
+        ids = step.input_batch.req_ids
+        self.report.drafted = {id_: len(self.drafts.get(id_, ())) for id_ in ids}
+        self._waiting |= self.drafts
+        # A row that has ended may be another request's by now, which has no drafts yet.
+        self._runner.req_states.draft_tokens[step.input_batch.idx_mapping] = drafts
+
+    def _with_drafts(self, scheduler_output: Any) -> Any:
+        """The step without the places that got no draft."""
+        tokens = dict(scheduler_output.num_scheduled_tokens)
+        places, self.drafts = scheduler_output.scheduled_spec_decode_tokens, {}
+        verified: dict[str, Sequence[int]] = {}
+        for request_id in tokens:
+            drafts = self._waiting.pop(request_id, [])[: len(places.get(request_id, ()))]
+            if request_id not in places:
+                continue
+            self.drafts[request_id] = drafts
+            width = len(places[request_id])
+            if not self._is_constrained(request_id):
+                tokens[request_id] -= width - len(drafts)
+                width = len(drafts)
+            if width:
+                verified[request_id] = places[request_id][:width]
+        if not places:
+            return scheduler_output
+        step = copy(scheduler_output)  # the scheduler's own stays as it is
+        step.num_scheduled_tokens, step.scheduled_spec_decode_tokens = tokens, verified
+        step.total_num_scheduled_tokens = sum(tokens.values())
+        return step
+
+    def _is_constrained(self, request_id: str) -> bool:
+        """Whether a request has structured output: vLLM makes a mask for each of its places."""
+        return self._runner.requests[request_id].sampling_params.structured_outputs is not None
+
+
+def without_requests(plan: StepPlan, ended: Set[str]) -> StepPlan:
+    """The plan for the other requests."""
+    if not ended:
+        return plan
+
+    def rest(by_request: Mapping[str, Any]) -> dict[str, Any]:
+        return {id_: value for id_, value in by_request.items() if id_ not in ended}
+
+    shadows = {name: [id_ for id_ in ids if id_ not in ended] for name, ids in plan.shadows.items()}
+    return StepPlan(rest(plan.drafts), rest(plan.fallbacks), shadows, rest(plan.keeps))

@@ -1,0 +1,159 @@
+"""Drafts that are made when the next step begins to run."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine_adapter.policies.contract import StepPlan
+from engine_adapter.types import SpecMethod
+from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.v2.request_rows import RequestRows
+from engine_adapter.vllm_engine.worker.v2.step_drafts import (
+    LateStepDrafts,
+    VerifiedStep,
+    without_requests,
+)
+
+CAPACITY, ROWS = 3, 4
+NGRAM = SpecMethod("ngram", 3)
+PLAN = StepPlan({"a": NGRAM, "b": NGRAM})
+
+
+class Runner:
+    """Two requests: `a` in row 2, `b` in row 0."""
+
+    def __init__(self, drafts: dict[int, list[int]]) -> None:
+        self.device = torch.device("cpu")
+        self.plans: list[StepPlan] = []
+        self.drafts = drafts
+        self.drafter = self
+        self.req_states = SimpleNamespace(
+            max_num_reqs=ROWS,
+            max_model_len=16,
+            num_computed_tokens_np=np.array([9, 0, 9, 0], np.int32),
+            draft_tokens=torch.full((ROWS, CAPACITY), 9),
+        )
+        self.input_batch = RequestRows(self.req_states)
+        self.input_batch.num_tokens_no_spec[:] = 4
+        params = SimpleNamespace(structured_outputs=None)
+        self.requests = {name: SimpleNamespace(sampling_params=params) for name in "ab"}
+
+    def propose(self, plan: StepPlan, step: Any) -> tuple[list[list[int]], DraftReport]:
+        self.plans.append(plan)
+        return [self.drafts.get(row, []) for row in range(ROWS)], DraftReport()
+
+
+def scheduled(tokens: dict[str, int], *, ended: tuple[str, ...] = (), plan: Any = PLAN) -> Any:
+    """vLLM's `SchedulerOutput`: a row that reads more than one token has places for drafts."""
+    return SimpleNamespace(
+        specgate_plan=plan,
+        num_scheduled_tokens=dict(tokens),
+        total_num_scheduled_tokens=sum(tokens.values()),
+        scheduled_spec_decode_tokens={
+            name: [-1] * (count - 1) for name, count in tokens.items() if count > 1
+        },
+        finished_req_ids=set(ended),
+        preempted_req_ids=None,
+    )
+
+
+def verified(plan: Any = PLAN) -> VerifiedStep:
+    batch = SimpleNamespace(
+        req_ids=["a", "b"],
+        idx_mapping_np=np.array([2, 0]),
+        idx_mapping=torch.tensor([2, 0]),
+        logits_indices=torch.tensor([0, 1]),
+        cu_num_logits_np=np.array([0, 1, 2]),
+    )
+    emitted, counts = torch.tensor([[5, 6], [7, 0]]), torch.tensor([2, 1], dtype=torch.int32)
+    step = scheduled({"a": 2, "b": 1}, plan=plan)
+    return VerifiedStep(step, batch, emitted, counts, torch.zeros(2, 1))
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner({2: [1, 2], 0: []})
+
+
+@pytest.fixture
+def late(runner: Runner) -> LateStepDrafts:
+    return LateStepDrafts(runner, CAPACITY)
+
+
+def test_no_proposer_is_asked_before_the_next_step(late: LateStepDrafts, runner: Runner) -> None:
+    assert late.after(verified()).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert runner.plans == []
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [4, 4, 4, 4]
+
+
+def test_places_without_a_draft_are_left_out_and_the_scheduler_keeps_its_own(
+    late: LateStepDrafts, runner: Runner
+) -> None:
+    late.after(verified())
+    own = scheduled({"a": 4, "b": 4})
+    step = late.begin_step(own)
+    assert step.num_scheduled_tokens == {"a": 3, "b": 1}
+    assert step.total_num_scheduled_tokens == 4
+    assert step.scheduled_spec_decode_tokens == {"a": [-1, -1]}
+    assert own.num_scheduled_tokens == {"a": 4, "b": 4}
+    assert late.report is not None
+    assert late.report.drafted == {"a": 2, "b": 0}
+    assert runner.req_states.draft_tokens[[2, 0]].tolist() == [[1, 2, 0], [0, 0, 0]]
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [5, 4, 6, 4]
+    # vLLM's number, 9, counts drafts that were rejected.
+    assert runner.input_batch.num_computed_tokens_cpu[[2, 0]].tolist() == [3, 3]
+
+
+def test_a_row_with_structured_output_has_all_its_places(
+    late: LateStepDrafts, runner: Runner
+) -> None:
+    params = SimpleNamespace(structured_outputs={})
+    runner.requests["a"] = SimpleNamespace(sampling_params=params)
+    late.after(verified())
+    step = late.begin_step(scheduled({"a": 4, "b": 1}))
+    assert step.num_scheduled_tokens == {"a": 4, "b": 1}
+    assert late.drafts == {"a": [1, 2]}
+
+
+def test_a_row_that_waits_keeps_its_drafts_for_a_later_step(late: LateStepDrafts) -> None:
+    late.after(verified())
+    late.begin_step(scheduled({"b": 1}))
+    assert late.report is not None
+    assert late.report.drafted["a"] == 2
+    step = late.begin_step(scheduled({"a": 4}))
+    assert step.num_scheduled_tokens == {"a": 3}
+    assert late.report is None
+
+
+def test_drafts_of_a_row_that_is_free_are_dropped(late: LateStepDrafts) -> None:
+    late.after(verified())
+    late.begin_step(scheduled({"b": 1}))
+    late.forget("a")
+    assert late.begin_step(scheduled({"a": 4})).num_scheduled_tokens == {"a": 1}
+
+
+def test_no_proposer_is_asked_for_a_request_that_has_ended(
+    late: LateStepDrafts, runner: Runner
+) -> None:
+    late.after(verified())
+    late.begin_step(scheduled({}, ended=("a",)))  # it runs nothing, so it reports nothing
+    assert runner.plans == []
+    late.begin_step(scheduled({"b": 1}))
+    assert [set(plan.drafts) for plan in runner.plans] == [{"b"}]
+
+
+def test_a_step_without_a_plan_is_not_changed(late: LateStepDrafts, runner: Runner) -> None:
+    late.after(verified(plan=StepPlan()))
+    own = scheduled({"a": 1, "b": 1})
+    assert late.begin_step(own) is own
+    assert (runner.plans, late.report) == ([], None)
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [5, 4, 6, 4]
+
+
+def test_a_plan_loses_all_that_is_for_requests_that_have_ended() -> None:
+    plan = StepPlan({"a": NGRAM, "b": NGRAM}, {"a": NGRAM}, {"ngram": ["a", "b"]}, {"a": [0, 1]})
+    assert without_requests(plan, {"a"}) == StepPlan({"b": NGRAM}, {}, {"ngram": ["b"]}, {})
+    assert without_requests(plan, set()) is plan
