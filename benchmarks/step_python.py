@@ -229,11 +229,7 @@ class _World:
             self._count(lengths, verified, report, sum(scheduled.values()))
 
     def _count(
-        self,
-        emitted: Mapping[str, int],
-        verified: Mapping[str, Sequence[int]],
-        report: Any,
-        tokens: int,
+        self, emitted: Mapping[str, int], verified: Mapping[str, Any], report: Any, tokens: int
     ) -> None:
         table, size = self._table, (len(emitted), tokens, tokens - len(emitted))
         table.start_count(report)
@@ -242,7 +238,8 @@ class _World:
                 table.count_verified(name, len(verified[name]), count - 1)
             table.count_emitted(name, count)
         table.end_count(StepSize(StepKind.VERIFY, *size))
-        _ = table.attach_stats(()), table.step_stats()
+        table.attach_stats(())
+        table.step_stats()
 
 
 def _output(scheduled: Mapping[str, int]) -> Any:
