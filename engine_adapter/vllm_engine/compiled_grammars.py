@@ -19,24 +19,12 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.config import DEFAULT_GRAMMAR_BYTES
 from engine_adapter.counts import CompiledGrammars
 from engine_adapter.vllm_engine import heap
-
-BURST_S = 0.3
-"""CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
-
-CREDIT_S = 0.05
-"""CPU time that each new sequence brings, in seconds: many clients may share one grammar."""
-
-MOST_S = 1.0
-"""The most CPU time that is left by it, in seconds, however many sequences begin at once."""
-
-PER_CALL_S = 0.002
-"""CPU time per call of a matcher that is given back to `BURST_S`, in seconds."""
+from engine_adapter.vllm_engine.mask_allowance import Allowance
 
 LEAST_BYTES = 64 << 10
 """What a grammar counts at least: Python's objects and the allocator's own data."""
@@ -81,32 +69,6 @@ def too_large(size: int, budget: int) -> str | None:
     )
 
 
-@dataclass(slots=True)
-class Allowance:
-    """The CPU time that the matchers of one grammar have left, in seconds.
-
-    All sequences with the grammar share it. What the choices of one request bring has a bound.
-    """
-
-    left_s: float = BURST_S
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether the grammar has taken too long."""
-        return self.left_s <= 0
-
-    def begin(self) -> None:
-        """Counts a new sequence."""
-        if not self.is_spent:
-            self.left_s = min(MOST_S, self.left_s + CREDIT_S)
-
-    def spend(self, seconds: float, calls: int = 1) -> None:
-        """Counts calls of a matcher, which took `seconds` together. What is spent stays spent."""
-        if not self.is_spent:
-            given_back = min(BURST_S, self.left_s + PER_CALL_S * calls)
-            self.left_s = max(self.left_s, given_back) - seconds
-
-
 class CompiledGrammar:
     """A grammar that is compiled once. Its matcher never advances; sequences get copies.
 
@@ -118,6 +80,7 @@ class CompiledGrammar:
         uses: those that are live.
         compiled_bytes: what it takes without what its lexer learns.
         learned_bytes: an estimate of that.
+        has_learned_too_much: its sequences must end.
         freed: its size is appended when it is gone. The garbage collector may do that in any
             thread, whatever locks this one has, so it does no more.
     """
@@ -131,6 +94,7 @@ class CompiledGrammar:
         self.uses: weakref.WeakSet[GrammarUse] = weakref.WeakSet()
         self.compiled_bytes = compiled_bytes
         self.learned_bytes = 0
+        self.has_learned_too_much = False
         self.freed = freed
 
     def __del__(self) -> None:
@@ -204,14 +168,15 @@ class GrammarUse:
             alone = store.sections.end(number)
         if before is not None and after is not None and alone:
             self.compiled.learn(after - before)
+            store.bound_learned()
 
 
 class GrammarStore:
     """Compiled grammars, the least recently used first. Threads may call it at once.
 
     Attributes:
-        budget: the most bytes of all grammars. What live sequences use is not dropped, so what
-            their lexers learn may pass it.
+        budget: the most bytes of all grammars. What live sequences use is not dropped. What their
+            lexers learn together has as much again.
         measures: memory is read. `False` in a rank that must drop the same grammars as others: then
             a grammar counts the size that came with its request, or one by the length of its text.
         sections: those of all its matchers.
@@ -303,6 +268,19 @@ class GrammarStore:
     def sample(self) -> int | None:
         """The bytes that are allocated, if the next call of a matcher is sampled."""
         return heap.allocated_bytes() if self.measures and self._draw() < SAMPLED else None
+
+    def bound_learned(self) -> None:
+        """Lets the sequences of those grammars end whose lexers have learned most, if needed."""
+        with self._lock:
+            self._make_room()
+            live = [each for each in self._all() if each.uses and not each.has_learned_too_much]
+            excess = sum(each.learned_bytes for each in live) - self.budget
+            while excess > 0:
+                compiled = max(live, key=lambda each: each.learned_bytes)
+                compiled.has_learned_too_much = True
+                live.remove(compiled)
+                excess -= compiled.learned_bytes
+                self._drop(compiled)
 
     def drop(self, compiled: CompiledGrammar) -> None:
         """Forgets a grammar. Its live sequences keep it until they end."""

@@ -1,7 +1,7 @@
 """Many large formats of one key leave the engine's memory as it was.
 
-`GRAMMARS` formats are sent to the demo, each another one. Some are refused because their tokens
-take too long, some succeed.
+`GRAMMARS` formats are sent to the demo, each another one. Some are refused while their text is
+generated, some succeed. Then formats that keep their lexers busy run at once.
 """
 
 import asyncio
@@ -16,13 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.served import Served
+from tests.e2e.served import Samples, Served
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
 GRAMMARS = int(os.environ.get("GRAMMARS", "2000"))
 WARM_UP = 150
 AT_ONCE = 4
+AT_ONCE_BUSY = 128
 BUDGET = 64 << 20
 MIB = 1 << 20
 
@@ -38,8 +39,8 @@ def words(count: int, chars: int, seed: int) -> list[str]:
 
 
 def outputs(seed: int) -> dict[str, Any]:
-    """One of eight kinds of large formats, in turns."""
-    match seed % 8:
+    """One of nine kinds of large formats, in turns."""
+    match seed % 9:
         case 0:
             return {"json": {"const": text(15_000, seed)}}
         case 1:
@@ -55,13 +56,17 @@ def outputs(seed: int) -> dict[str, Any]:
         case 6:
             names = {name: {"type": "integer"} for name in words(200, 100, seed)}
             return {"json": {"type": "object", "properties": names}}
+        case 7:
+            # More branches than a parser may follow: refused after the first token, on any machine.
+            branches = (f'"{word}" [a-z]' for word in words(2600, 12, seed))
+            return {"grammar": f"root ::= {' | '.join(branches)}"}
         case _:
             return {"regex": f"[a-z ]*{text(20, seed)}[a-z ]{{60}}[xyz]"}
 
 
 def body(seed: int) -> dict[str, Any]:
-    # Every fourth goes on until its tokens take too long, if they do.
-    tokens = 200 if seed % 16 in (0, 3, 4) else 8
+    # Every sixth goes on until its tokens take too long, if they do.
+    tokens = 200 if seed % 18 in (0, 3, 4) else 8
     return {"prompt": "a", "max_tokens": tokens, "structured_outputs": outputs(seed)}
 
 
@@ -126,9 +131,53 @@ def test_many_large_formats_leave_the_engines_memory_as_it_was(served: Served) -
         f"MiB; {kept / MIB:.0f} MiB kept"
     )
     assert answers["200"] > GRAMMARS / 4
-    assert answers["400 constraint_too_complex"] > GRAMMARS / 40
+    assert answers["400 constraint_too_complex"] > GRAMMARS / 20
     assert kept <= BUDGET
     assert after < 1.1 * before
+
+
+def busy(seed: int) -> dict[str, Any]:
+    """A small format whose lexer has new states after each token, until it has too many."""
+    letters = "".join(random.Random(seed).sample("defghijklmnop", 6))
+    regex = rf"(.|\n)*[{letters}](.|\n){{150}}[abc]"
+    limits = {"max_tokens": 400, "temperature": 1.3, "seed": seed}
+    return {"prompt": "a", **limits, "structured_outputs": {"regex": regex}}
+
+
+def test_lexers_that_learn_at_once_are_bounded_together(served: Served) -> None:
+    """Without a bound they take 2 GB, from requests of 100 characters."""
+    memory, most_bytes = Memory(served), 0.0
+    before = settled(memory)
+
+    async def send_all() -> Counter[str]:
+        nonlocal most_bytes
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=served.url, trust_env=False, timeout=600, limits=limits
+        ) as client:
+            bodies = map(busy, range(AT_ONCE_BUSY))
+            sent = [
+                asyncio.create_task(client.post("/v1/completions", json=body)) for body in bodies
+            ]
+            while not all(each.done() for each in sent):
+                await asyncio.sleep(0.3)
+                memory.now()
+                text = (await client.get("/metrics")).text
+                most_bytes = max(most_bytes, Samples(text)("specgate_compiled_grammar_bytes"))
+            return Counter(str(each.result().status_code) for each in sent)
+
+    answers = asyncio.run(send_all())
+    print(
+        f"{AT_ONCE_BUSY} at once: {dict(answers)}; {most_bytes / MIB:.0f} MiB of formats at most; "
+        f"engine {before / MIB:.0f} MiB before, peak {memory.peak / MIB:.0f} MiB"
+    )
+    assert set(answers) <= {"200", "400"}
+    assert most_bytes < 4 * BUDGET
+    assert memory.peak - before < 12 * BUDGET
+    small = served.post(
+        "/v1/completions", {"prompt": "a", "structured_outputs": {"choice": ["a"]}}
+    ).json()
+    assert small["choices"][0]["text"] == "a"
 
 
 def settled(memory: Memory) -> int:

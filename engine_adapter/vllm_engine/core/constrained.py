@@ -68,7 +68,7 @@ class BoundedGrammar(compat.GuidanceGrammar):
 
     def fill_bitmask(self, bitmask: Any, idx: int) -> None:
         """Writes the mask of the next token. After a failure any will do: it is not emitted."""
-        if not self._allowance.is_spent:
+        if not self._is_given_up:
             with self._watched():
                 super().fill_bitmask(bitmask, idx)
         if (fault := self._fault()) is not None:
@@ -83,7 +83,12 @@ class BoundedGrammar(compat.GuidanceGrammar):
     @property
     def guides_drafts(self) -> bool:
         """Whether proposers may still ask the workers' matchers of this grammar."""
-        return not (self._draft_allowance.is_spent or self._allowance.is_spent)
+        return not (self._draft_allowance.is_spent or self._is_given_up)
+
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether the grammar has taken too much, so that all its sequences must end."""
+        return self._allowance.is_spent or self._use.compiled.has_learned_too_much
 
     def spend_on_drafts(self, seconds: float, calls: int) -> None:
         """Counts a step's calls of a worker's matcher. They never end a text, only the guiding."""
@@ -100,13 +105,13 @@ class BoundedGrammar(compat.GuidanceGrammar):
     def _watched(self) -> Iterator[None]:
         """Around a call of the matcher, which begins without an error."""
         with self._use.timed(self._allowance.spend):
-            if not self._allowance.is_spent:
+            if not self._is_given_up:
                 # vLLM would have ended the sequence if the failure had been on its own token.
                 self.failure = None
                 if self.ll_matcher.is_error():
                     self._make_again()
             yield
-        if self._allowance.is_spent:
+        if self._is_given_up:
             self.failure = self._fault()
             self._use.drop()
 
@@ -129,6 +134,8 @@ class BoundedGrammar(compat.GuidanceGrammar):
     def _fault(self) -> str | None:
         if self._allowance.is_spent:
             return "it takes too much time for each token; simplify it"
+        if self._use.compiled.has_learned_too_much:
+            return "it takes too much memory while its text is generated; simplify it"
         if self.ll_matcher.is_error():
             return str(self.ll_matcher.get_error())
         return None

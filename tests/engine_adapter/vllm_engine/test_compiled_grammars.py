@@ -166,6 +166,26 @@ def test_what_a_lexer_learns_counts_and_pushes_others_out(
     assert use.compiled.size == pytest.approx(20 * MIB, abs=5 * MIB)
 
 
+def test_lexers_of_live_sequences_learn_no_more_than_the_budget_together(
+    store: GrammarStore, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_grammars, "SAMPLED", 1.0)
+    compilations.use("idle", 20)
+    uses = [compilations.use(name) for name in "abcd"]
+    learned = []
+    for mib, use in zip((40, 10, 45, 30), uses, strict=True):
+        assert not any(each.compiled.has_learned_too_much for each in uses)
+        with use.timed(lambda _: None):
+            learned.append(bytearray(mib * MIB))
+    assert [use.compiled.has_learned_too_much for use in uses] == [False, False, True, False]
+    with uses[1].timed(lambda _: None):
+        learned.append(bytearray(MIB))
+    assert not uses[1].compiled.has_learned_too_much, "what must end does not count any more"
+    compilations.use("idle", 20)
+    assert compilations.made.count("idle") == 2, "what no sequence uses goes first"
+    assert compilations.use("c").compiled is not uses[2].compiled
+
+
 def test_a_sampled_call_stands_for_those_that_are_not() -> None:
     draws = iter([0.5, 0.01, 0.99])
     use = GrammarStore(100 * MIB, lambda: next(draws)).use("a", lambda: "a", MIB)

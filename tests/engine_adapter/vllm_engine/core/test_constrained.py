@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 
 from engine_adapter.types import ConstraintKind
-from engine_adapter.vllm_engine.compiled_grammars import (
-    BURST_S,
-    MOST_S,
-    PER_CALL_S,
-    Allowance,
-    GrammarStore,
-)
+from engine_adapter.vllm_engine import compiled_grammars
+from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
+from engine_adapter.vllm_engine.mask_allowance import BURST_S, MOST_S, PER_CALL_S, Allowance
 from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 from tests.server.hostile.forms import AMBIGUOUS
 
@@ -265,6 +261,28 @@ def test_a_grammar_that_took_too_long_is_not_kept(
     assert not grammar.guides_drafts, "the worker would compile it again"
     del grammar
     assert store.usage.number == 0
+
+
+def test_a_grammar_whose_lexer_learns_too_much_fails_for_all_its_sequences(backend: Any) -> None:
+    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
+
+    store = GrammarStore()
+    compiler = GrammarCompiler(store)
+    one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
+    small = compiled(backend, "CHOICE", '["no"]', compiler)
+    one._use.compiled.learned_bytes = compiled_grammars.MOST_LEARNED
+    store.budget = compiled_grammars.MOST_LEARNED - 1
+    store.bound_learned()
+    assert not one.accept_tokens("a", backend.encode("yes"))
+    assert "too much memory" in (one.failure or "")
+    bitmask = mask(backend)
+    other.fill_bitmask(bitmask, 0)
+    assert bitmask.eq(-1).all()
+    assert not other.accept_tokens("b", backend.encode("yes"))
+    assert not other.guides_drafts
+    assert small.accept_tokens("c", backend.encode("no"))
+    fresh = compiled(backend, "CHOICE", CHOICE, compiler)
+    assert fresh.accept_tokens("d", backend.encode("yes")), "it may be tried again"
 
 
 def test_the_next_sequence_does_not_inherit_a_lexer_that_has_too_many_states(

@@ -1,0 +1,41 @@
+"""The CPU time that the masks of a grammar may take."""
+
+from dataclasses import dataclass
+
+BURST_S = 0.3
+"""CPU time that the masks of one grammar may take at once, in seconds: its first ones are slow."""
+
+CREDIT_S = 0.05
+"""CPU time that each new sequence brings, in seconds: many clients may share one grammar."""
+
+MOST_S = 1.0
+"""The most CPU time that is left by it, in seconds, however many sequences begin at once."""
+
+PER_CALL_S = 0.002
+"""CPU time per call of a matcher that is given back to `BURST_S`, in seconds."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """The CPU time that the matchers of one grammar have left, in seconds.
+
+    All sequences with the grammar share it. What the choices of one request bring has a bound.
+    """
+
+    left_s: float = BURST_S
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the grammar has taken too long."""
+        return self.left_s <= 0
+
+    def begin(self) -> None:
+        """Counts a new sequence."""
+        if not self.is_spent:
+            self.left_s = min(MOST_S, self.left_s + CREDIT_S)
+
+    def spend(self, seconds: float, calls: int = 1) -> None:
+        """Counts calls of a matcher, which took `seconds` together. What is spent stays spent."""
+        if not self.is_spent:
+            given_back = min(BURST_S, self.left_s + PER_CALL_S * calls)
+            self.left_s = max(self.left_s, given_back) - seconds
