@@ -61,8 +61,9 @@ def indirect(scope: Scope) -> str | None:
     if name is not None:
         return f"its header {cut(name)} may be a proxy's"
     # Today's clients speak HTTP/1.1; nginx speaks 1.0 to what is behind it unless told otherwise.
-    if scope.get("http_version") == "1.0":
-        return "it is HTTP/1.0, which proxies speak"
+    # Lines of other versions, such as 0.9, are in no client's requests.
+    if (version := scope.get("http_version")) != "1.1":
+        return f"it is HTTP/{version}, which proxies speak"
     return None
 
 

@@ -130,15 +130,18 @@ async def test_behind_a_proxy_it_opens_no_admin_route_without_a_key(gateway: Gat
             assert answer.status_code == 403, header
 
 
-async def test_http_1_0_opens_no_admin_route_without_a_key(gateway: Gateway) -> None:
+@pytest.mark.parametrize("version", ["1.0", "0.9"])
+async def test_an_older_http_opens_no_admin_route_without_a_key(
+    gateway: Gateway, version: str
+) -> None:
     """A proxy that is told nothing else speaks it, and adds no header."""
     async with console(gateway) as client:
         app = client._transport.app  # type: ignore[attr-defined]
 
-        async def by_http_1_0(scope: Any, receive: Any, send: Any) -> None:
-            await app({**scope, "http_version": "1.0"}, receive, send)
+        async def by_older_http(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "http_version": version}, receive, send)
 
-        transport = httpx.ASGITransport(by_http_1_0, client=("127.0.0.1", 6000))
+        transport = httpx.ASGITransport(by_older_http, client=("127.0.0.1", 6000))
         async with httpx.AsyncClient(transport=transport, base_url=HERE) as proxy:
             body = {"speculative_model": "ngram"}
             answer = await proxy.post("/v1/switch_spec_method", json=body)

@@ -87,6 +87,8 @@ def test_a_header_that_a_proxy_may_have_added_is_not_direct(name: str) -> None:
         ({"headers": {**CURL, "origin": "null"}}, "another origin"),
         ({"headers": {**CURL, "origin": "https://evil.example"}}, "another origin"),
         ({"version": "1.0"}, "HTTP/1.0"),
+        ({"version": "0.9"}, "HTTP/0.9"),
+        ({"version": "2.0"}, "HTTP/2.0"),
     ],
 )
 def test_other_requests_are_not_direct(changed: dict[str, Any], reason: str) -> None:
