@@ -12,6 +12,7 @@ from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 from server.openai.responses.frames import EventWriter
 from server.openai.responses.input_items import Item
+from server.openai.responses.logprobs import without_logprobs
 from server.openai.responses.output import Output
 from server.openai.responses.prepare import PreparedResponse
 from server.openai.responses.response_object import request_fields, response_usage
@@ -149,5 +150,6 @@ class ResponsesBuilder:
                 status=response["status"],
                 body=json.dumps(response).encode(),
                 items=json.dumps(self._response.items).encode(),
+                output=json.dumps(without_logprobs(response["output"])).encode(),
             )
         )

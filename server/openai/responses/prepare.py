@@ -89,7 +89,7 @@ def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: str) -> l
     return [
         Source(item, name)
         for response in chain
-        for item in (*loads(response.items), *loads(response.body)["output"])
+        for item in (*loads(response.items), *loads(response.output))
     ]
 
 

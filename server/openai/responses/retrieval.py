@@ -90,7 +90,7 @@ def _input(store: ResponseStore, response: StoredResponse) -> list[Item]:
         raise NotFound(message, param="response_id", code="response_not_found") from None
     items: list[Item] = []
     for one in earlier:
-        items += [*json.loads(one.items), *json.loads(one.body)["output"]]
+        items += [*json.loads(one.items), *json.loads(one.output)]
     return [*items, *json.loads(last.items)]
 
 

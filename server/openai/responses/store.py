@@ -28,6 +28,8 @@ class StoredResponse:
         status: its status, as in the response.
         body: the whole response, as JSON.
         items: the items of its own input, as JSON; not those of the response that it continues.
+        output: the items of its output, as JSON, without log probabilities. A conversation reads
+            these, for each response of its chain: the body also has formats and tools.
     """
 
     id: str
@@ -36,11 +38,12 @@ class StoredResponse:
     status: str
     body: bytes
     items: bytes
+    output: bytes
 
     @property
     def num_bytes(self) -> int:
         """What it counts for in the store."""
-        return len(self.body) + len(self.items) + OVERHEAD_BYTES
+        return len(self.body) + len(self.items) + len(self.output) + OVERHEAD_BYTES
 
 
 class BrokenChain(LookupError):

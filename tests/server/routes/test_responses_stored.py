@@ -1,5 +1,6 @@
 """Stored responses: read, continued, listed, deleted, and hidden from other keys."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,6 +167,24 @@ async def test_a_read_that_cannot_be_honoured_is_refused(
     whole = await respond(gateway, "Hello")
     error = await refused(gateway, "GET", f"{PATH}/{whole['id']}", 400, params=query)
     assert error["param"] == param
+
+
+async def test_a_conversation_reads_neither_formats_nor_log_probabilities(gateway: Gateway) -> None:
+    """They can be half a megabyte of JSON for each response of a chain."""
+    schema = {"type": "string", "enum": [f"{i}" for i in range(5000)]}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 5}
+    first = await respond(gateway, "One.", text=form, **logprobs)
+    store = gateway.runtime.responses
+    (shelf,) = store._shelves.values()
+    stored = shelf.responses[first["id"]]
+    assert len(stored.body) > 40_000
+    assert len(stored.items) + len(stored.output) < 1000
+    shelf.responses[first["id"]] = replace(stored, body=b"not read")
+    second = await respond(gateway, "Two.", previous_response_id=first["id"])
+    path = f"{PATH}/{second['id']}/input_items"
+    [*_, question] = (await gateway.client.get(path, params={"order": "asc"})).json()["data"]
+    assert question["content"][0]["text"] == "Two."
 
 
 async def test_log_probabilities_can_be_read_again(gateway: Gateway) -> None:

@@ -17,7 +17,7 @@ OWNER = "owner"
 def stored(
     name: str, previous: str | None = None, size: int = 100, owner: str = OWNER
 ) -> StoredResponse:
-    return StoredResponse(name, owner, previous, "completed", b"x" * size, b"[]")
+    return StoredResponse(name, owner, previous, "completed", b"x" * size, b"[]", b"[]")
 
 
 def everything(store: ResponseStore) -> dict[str, StoredResponse]:
@@ -41,7 +41,7 @@ def test_the_least_recently_used_is_dropped_over_the_number() -> None:
 
 def test_the_least_recently_used_are_dropped_over_the_bytes() -> None:
     one = stored("a").num_bytes
-    assert one == 102 + OVERHEAD_BYTES
+    assert one == 104 + OVERHEAD_BYTES
     store = ResponseStore(100, 3 * one)
     for name in "abc":
         store.add(stored(name))
