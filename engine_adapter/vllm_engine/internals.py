@@ -198,8 +198,13 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("idx_mapping", "idx_mapping_np", "input_ids", "logits_indices"),
         *("cu_num_logits", "cu_num_logits_np", "seq_lens"),
     ),
-    "vllm.v1.worker.gpu.sample.sampler:Sampler": ("req_states", "sampling_states"),
-    "vllm.v1.worker.gpu.sample.states:SamplingStates": ("top_k", "top_p"),
+    "vllm.v1.worker.gpu.sample.sampler:Sampler": (
+        *("req_states", "sampling_states", "logits_processors"),
+    ),
+    "vllm.v1.worker.gpu.sample.states:SamplingStates": ("top_k", "top_p", "min_p", "apply_min_p"),
+    "vllm.v1.worker.gpu.sample.logit_bias:LogitBiasState": ("use_logit_bias",),
+    "vllm.v1.worker.gpu.sample.penalties:PenaltiesState": ("use_penalty",),
+    "vllm.v1.worker.gpu.sample.bad_words:BadWordsState": ("num_bad_words",),
     "vllm.v1.worker.gpu.async_utils:AsyncOutput": ("model_runner_output",),
     # Model runner V2 on a CPU.
     "triton_utils": ("HAS_TRITON", "triton"),

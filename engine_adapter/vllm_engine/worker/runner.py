@@ -24,11 +24,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.drafting.row_options import MetadataOptions
 from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks
 from engine_adapter.vllm_engine.worker.refusal import refusing_block_size
 from engine_adapter.vllm_engine.worker.target import TargetStep
@@ -206,6 +208,15 @@ class RunnerHooks:
         self._set_active_loras((own,) * rows, tokens, adapters)
 
     # -- draft -------------------------------------------------------------------------------
+
+    def row_options(
+        self, rows: npt.NDArray[np.intp], num_tokens: npt.NDArray[np.int64], *, samples: bool
+    ) -> MetadataOptions:
+        """The options of rows at their next drafts; `samples`: a row samples its drafts."""
+        batch = self.input_batch
+        return MetadataOptions(
+            self.sampler, batch.sampling_metadata, rows, len(batch.req_ids), samples=samples
+        )
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         """True after a forward pass. vLLM decides for the batch; the plan decides for each row."""

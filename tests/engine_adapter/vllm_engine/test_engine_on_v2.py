@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.engine_adapter.vllm_engine import test_draft_limits as draft_limits
 from tests.engine_adapter.vllm_engine import test_random_plans as random_plans
 from tests.engine_adapter.vllm_engine import test_sampling as sampling
 from tests.engine_adapter.vllm_engine import test_structured_output as structured_output
@@ -104,6 +105,11 @@ async def test_a_seeded_text_is_that_of_plain_decoding(
 ) -> None:
     chosen = sampling.OPTIONS[options]
     await sampling.test_a_seeded_text_is_that_of_plain_decoding(v2, prompts, chosen)
+
+
+async def test_drafts_follow_the_options_of_their_request(v2: Live, prompts: list[Prompt]) -> None:
+    options = draft_limits.OPTIONS["penalties"]
+    await draft_limits.test_drafts_follow_the_options_of_their_request(v2, prompts, options)
 
 
 async def test_log_probabilities_are_those_of_plain_decoding(

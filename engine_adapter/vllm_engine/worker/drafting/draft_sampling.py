@@ -222,14 +222,8 @@ class SampledDraftStore:
         temperature = np.zeros(len(rows), np.float32)
         if name in self._uses_block and not greedy:
             temperature = known.temperature_cpu[rows]
-        limits = RowLimits(
-            sampler,
-            known.sampling_metadata,
-            rows,
-            len(known.req_ids),
-            self._constraints.of(batch),
-            samples=bool(temperature.any()),
-        )
+        options = self._runner.row_options(rows, batch.num_tokens, samples=bool(temperature.any()))
+        limits = RowLimits(options, self._constraints.of(batch))
         gate = self._new_gate(name, len(rows))
         if not (limits or temperature.any() or gate):
             return batch

@@ -6,7 +6,6 @@ are on the device in V2: mirrors on the host follow them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,16 +74,9 @@ class RequestRows:
         token_ids_cpu: int32 [B, max_model_len], the committed tokens of each row.
         num_tokens_no_spec: int32 [B], how many they are.
         block_table: the rows' blocks.
-        sampling_metadata: that of requests without options: drafts do not know theirs yet.
         generators: those of seeded rows; none, since drafts are not sampled yet.
     """
 
-    sampling_metadata = SimpleNamespace(
-        no_penalties=True,
-        bad_words_token_ids={},
-        allowed_token_ids_mask=None,
-        logitsprocs=SimpleNamespace(all=(), non_argmax_invariant=()),
-    )
     generators: Mapping[int, Any] = {}
 
     def __init__(self, states: Any) -> None:

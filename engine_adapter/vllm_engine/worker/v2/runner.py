@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_adapter.vllm_engine import compat
@@ -27,6 +29,7 @@ from engine_adapter.vllm_engine.patches.module_names import patch_init_speculato
 from engine_adapter.vllm_engine.worker.refusal import refuse
 from engine_adapter.vllm_engine.worker.v2.exact_match import ExactMatch
 from engine_adapter.vllm_engine.worker.v2.request_rows import RequestRows, RowTables
+from engine_adapter.vllm_engine.worker.v2.row_options import SamplerStateOptions
 from engine_adapter.vllm_engine.worker.v2.step_drafts import (
     LateStepDrafts,
     StepDrafts,
@@ -191,6 +194,12 @@ class RunnerV2Hooks:
         return self._drafts.after(
             VerifiedStep(step.scheduled, input_batch, step.emitted, num_sampled, hidden)
         )
+
+    def row_options(
+        self, rows: npt.NDArray[np.intp], num_tokens: npt.NDArray[np.int64], *, samples: bool
+    ) -> SamplerStateOptions:
+        """The options of rows at their next drafts; `samples`: a row samples its drafts."""
+        return SamplerStateOptions(self.sampler, rows, num_tokens, samples=samples)
 
     def take_draft_token_ids(self) -> Any:
         """The drafts that the next step verifies, or under asynchronous scheduling this one."""

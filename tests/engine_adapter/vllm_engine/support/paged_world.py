@@ -7,7 +7,7 @@ simulated in `toy_scheduler`, `block_pool` and `toy_batches`, the forward passes
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from engine_adapter.vllm_engine.worker.drafting import paged_block_head as block
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
 from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import MappedVocabulary
+from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
@@ -147,6 +148,7 @@ class World:
                 ),
             )
         )
+        self.runner.row_options = MethodType(RunnerHooks.row_options, self.runner)
         dispatch.bind(self.runner)
         dispatch.load_model(None)  # type: ignore[arg-type]
         groups = [

@@ -13,6 +13,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler, SampledDraftStore
+from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seeds
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
@@ -116,6 +117,8 @@ class Runner:
     sampler = None
     device = torch.device("cpu")
     parallel_config = SimpleNamespace(world_size=1)
+
+    row_options = RunnerHooks.row_options
 
     def __init__(self) -> None:
         self.input_batch = SimpleNamespace(

@@ -9,6 +9,7 @@ import torch
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
+from engine_adapter.vllm_engine.worker.drafting.row_options import MetadataOptions
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
 from engine_adapter.vllm_engine.worker.verification.verifier import _outputs_before
@@ -90,7 +91,8 @@ def limits(
     given: Any, rows: list[int], constraints: Any = NO_ONE, samples: bool = True
 ) -> RowLimits:
     own = [constraints[row] for row in rows]
-    return RowLimits(sampler(), given, np.array(rows), 3, own, samples=samples)
+    options = MetadataOptions(sampler(), given, np.array(rows), 3, samples=samples)
+    return RowLimits(options, own)
 
 
 def verified(given: Any, drafts: list[list[int]], logits: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,122 @@
+"""The options of requests at the next drafts of their rows, on vLLM's runner V2.
+
+V2's sampler keeps the options of each request on the device, and applies them at every position
+that a step verifies. Its processors read the drafts before a position from the rows before it. So
+here a row of logits is given to them as the last of as many rows as it has drafts before it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_adapter.staging import to_device
+from engine_adapter.vllm_engine import compat
+
+Rows = npt.NDArray[np.intp]
+
+_IN_USE: dict[str, Callable[[Any, Rows], Any]] = {
+    "LogitBiasState": lambda state, rows: state.use_logit_bias[rows].any(),
+    "PenaltiesState": lambda state, rows: state.use_penalty[rows].any(),
+    "BadWordsState": lambda state, rows: state.num_bad_words.np[rows].any(),
+}
+"""Class of a processor -> whether it changes the logits of one of these rows."""
+
+_READS_NO_DRAFTS = ("LogitBiasState",)
+
+
+class SamplerStateOptions:
+    """A `RowOptions` of runner V2.
+
+    Args:
+        sampler: vLLM's plain sampler of V2.
+        rows: int [R], the rows' indices among V2's requests.
+        num_tokens: int64 [R], the committed tokens of each row.
+        samples: a row samples its drafts.
+
+    Attributes:
+        are_idle, read_drafts: see `RowOptions`.
+    """
+
+    def __init__(
+        self, sampler: Any, rows: Rows, num_tokens: npt.NDArray[np.int64], *, samples: bool
+    ) -> None:
+        self._sampler, self._rows, self._num_tokens = sampler, rows, num_tokens
+        self._samples = samples
+        self._processors = [one for one in sampler.logits_processors if _is_in_use(one, rows)]
+        self._has_min_p = samples and bool(sampler.sampling_states.min_p.np[rows].any())
+        self.are_idle = not (self._processors or self._has_min_p)
+        kinds = {type(one).__name__ for one in self._processors}
+        self.read_drafts = not kinds.issubset(_READS_NO_DRAFTS)
+        # int32 [R, drafts so far]; `None` before the first.
+        self._drafted: torch.Tensor | None = None
+
+    def apply(
+        self, logits: torch.Tensor, rows: Rows, depth: int
+    ) -> tuple[torch.Tensor, Sequence[Any]]:
+        """See `RowOptions.apply`."""
+        own = self._rows[rows]
+        (requests,) = to_device(logits.device, own.astype(np.int64))
+        if self._processors:
+            logits = self._process(logits, rows, requests, depth)
+        return logits, [_MinP(self._sampler, requests, own)] if self._has_min_p else ()
+
+    def record(self, rows: Rows, tokens: torch.Tensor) -> None:
+        """See `RowOptions.record`."""
+        (index,) = to_device(tokens.device, rows.astype(np.int64))
+        column = tokens.new_zeros(len(self._rows), 1, dtype=torch.int32)
+        column[index, 0] = tokens.int()
+        before = () if self._drafted is None else (self._drafted,)
+        self._drafted = torch.cat([*before, column], 1)
+
+    def select(self, index: Rows) -> "SamplerStateOptions":
+        """See `RowOptions.select`."""
+        rows, num_tokens = self._rows[index], self._num_tokens[index]
+        return SamplerStateOptions(self._sampler, rows, num_tokens, samples=self._samples)
+
+    def _process(
+        self, logits: torch.Tensor, rows: Rows, requests: torch.Tensor, depth: int
+    ) -> torch.Tensor:
+        """The logits [N, V] after the processors; `requests`: int64 [N], the rows' in V2."""
+        before = depth if self.read_drafts else 0  # rows of logits that only hold a draft
+        lengths = self._num_tokens[rows] + depth
+        index, last = to_device(logits.device, rows.astype(np.int64), lengths - 1)
+        tokens = requests.new_zeros(len(rows), before + 1, dtype=torch.int32)
+        wide = logits
+        if before:
+            assert self._drafted is not None
+            tokens[:, 1:] = self._drafted[index]
+            wide = logits.new_zeros(len(rows) * (before + 1), logits.shape[1])
+            wide[before :: before + 1] = logits
+        place = torch.arange(before + 1, dtype=torch.int32, device=logits.device)
+        context = compat.LogitsContext(
+            expanded_idx_mapping=requests.repeat_interleave(before + 1),
+            idx_mapping=requests,
+            idx_mapping_np=self._rows[rows],
+            expanded_local_pos=place.repeat(len(rows)),
+            input_ids=tokens.view(-1),
+            pos=(last[:, None] + (place - before)).view(-1),
+            seq_lens_upper_bound_np=lengths,
+        )
+        for processor in self._processors:
+            wide = processor.apply(wide, context)
+        return wide[before :: before + 1]
+
+
+class _MinP:
+    """`min_p` of N rows, as a processor that follows the temperature."""
+
+    def __init__(self, sampler: Any, requests: torch.Tensor, rows: Rows) -> None:
+        self._states, self._requests, self._rows = sampler.sampling_states, requests, rows
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Removes the tokens below a share of the likeliest one's probability, in place."""
+        self._states.apply_min_p(logits, self._requests, self._rows)
+        return logits
+
+
+def _is_in_use(processor: Any, rows: Rows) -> bool:
+    in_use = _IN_USE.get(type(processor).__name__)
+    return in_use is None or bool(in_use(processor, rows))
