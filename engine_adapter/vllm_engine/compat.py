@@ -126,6 +126,7 @@ NAMES = {
     "gpu_worker": "vllm.v1.worker.gpu_worker:",
     "triton_utils": "vllm.triton_utils:",
     "CpuPlatform": "vllm.platforms.cpu",
+    "V2Sampler": "vllm.v1.worker.gpu.sample.sampler:Sampler",
     "v2_block_table": "vllm.v1.worker.gpu.block_table:",
     "v2_buffer_utils": "vllm.v1.worker.gpu.buffer_utils:",
     "v2_input_batch": "vllm.v1.worker.gpu.input_batch:",

@@ -52,6 +52,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
         *("finish_requests", "_remove_request", "add_requests", "update_requests"),
         *("execute_model", "sample_tokens", "sample", "take_draft_token_ids"),
     ),
+    "V2Sampler": ("sample",),
     "BaseSpeculator": ("init_cudagraph_manager", "capture", "propose"),
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
@@ -185,7 +186,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("use_aux_hidden_state_outputs", "attn_groups", "kv_cache_config"),
         *("kernel_block_sizes", "block_tables"),
     ),
-    "v2_model_runner": ("init_speculator",),
+    "v2_model_runner": ("init_speculator", "Sampler"),
+    "v2_gumbel": ("gumbel_sample",),
     "v2_cpu_model_runner": ("CPUModelRunner",),
     "v2_input_batch": ("get_num_sampled_and_rejected",),
     "vllm.v1.worker.gpu.states:RequestState": (
@@ -198,10 +200,13 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("idx_mapping", "idx_mapping_np", "input_ids", "logits_indices"),
         *("cu_num_logits", "cu_num_logits_np", "seq_lens"),
     ),
-    "vllm.v1.worker.gpu.sample.sampler:Sampler": (
+    "V2Sampler": (
         *("req_states", "sampling_states", "logits_processors"),
+        *("apply_sampling_params", "use_fp64_gumbel"),
     ),
-    "vllm.v1.worker.gpu.sample.states:SamplingStates": ("top_k", "top_p", "min_p", "apply_min_p"),
+    "vllm.v1.worker.gpu.sample.states:SamplingStates": (
+        *("temperature", "top_k", "top_p", "min_p", "apply_min_p", "seeds"),
+    ),
     "vllm.v1.worker.gpu.sample.logit_bias:LogitBiasState": ("use_logit_bias",),
     "vllm.v1.worker.gpu.sample.penalties:PenaltiesState": ("use_penalty",),
     "vllm.v1.worker.gpu.sample.bad_words:BadWordsState": ("num_bad_words",),
@@ -311,6 +316,7 @@ PATCHES = {
     "the worker creates it",
     "module_names.patch_init_speculator": "v2_model_runner.init_speculator, while a runner V2 is "
     "made",
+    "module_names.patch_sampler": "v2_model_runner.Sampler, while a runner V2 loads its model",
     "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
     "module_names.patch_speculative_config": "speculative.SpeculativeConfig, while it makes a "
     "draft model's configuration",
@@ -331,7 +337,9 @@ PATCHED_CODE = (
     "vllm.v1.structured_output:StructuredOutputManager.grammar_init",
     "vllm.v1.worker.cpu_worker:CPUWorker.init_device",
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.load_model",
     "vllm.v1.worker.gpu.sample.sampler:Sampler.__call__",
+    "vllm.v1.worker.gpu.sample.sampler:Sampler.sample",
     "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__call__",
 )
 """Code, "module:name", that patches replace or that reads what they change.

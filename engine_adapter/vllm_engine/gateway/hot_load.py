@@ -20,7 +20,6 @@ from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.types import ProposerInfo
-from engine_adapter.vllm_engine.gateway.model_runner import check_proposer
 from engine_adapter.vllm_engine.wire import LoadState, proposer_traits
 
 _POLL_S = 0.05
@@ -45,7 +44,6 @@ async def load_proposer(
     A proposer that cannot be loaded is removed from every rank.
     """
     spec = registry.check_load(fields)
-    check_proposer(spec)
     registry.loading = spec
     try:
         await asyncio.to_thread(_check_weights, spec, sizes)

@@ -9,8 +9,6 @@ from typing import Any
 
 from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_options import samples
 from engine_adapter.vllm_engine import compat
 
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
@@ -87,14 +85,12 @@ def check_settings(config: EngineConfig) -> None:
     """Checks an engine on V2 for what is not ported; reads no model.
 
     Raises:
-        EngineConfigError: a proposer or an argument is not ported, or the platform is a GPU.
+        EngineConfigError: an argument is not ported, or the platform is a GPU.
     """
     if not is_v2():
         return
     if not compat.current_platform.is_cpu():
         raise EngineConfigError(VARIABLE, _reason("a GPU"))
-    for spec in config.proposers:
-        check_proposer(spec)
     for name, what in _ALONE.items():
         if int(config.arguments.get(name) or 1) != 1:
             raise EngineConfigError(name, _reason(what))
@@ -102,17 +98,6 @@ def check_settings(config: EngineConfig) -> None:
         raise EngineConfigError("enable_lora", _reason("LoRA adapters"))
     if config.arguments.get("enforce_eager") is False:
         raise EngineConfigError("enforce_eager", _reason("compiled models"))
-
-
-def check_proposer(spec: ProposerSpec) -> None:
-    """Checks a proposer of an engine that may be on V2.
-
-    Raises:
-        EngineConfigError: it samples its drafts.
-    """
-    if is_v2() and samples(spec):
-        reason = _reason('drafts that are sampled, draft_sampling "probabilistic"')
-        raise EngineConfigError("proposer", f"{spec.name}: {reason}", "draft_sampling")
 
 
 def check_target(vllm_config: Any) -> None:

@@ -36,6 +36,17 @@ def patch_init_speculator(speculator: Any) -> Iterator[None]:
 
 
 @contextmanager
+def patch_sampler(sampler: type) -> Iterator[None]:
+    """Within it, a model runner V2 makes a `sampler`, a subclass of vLLM's, as its plain one."""
+    original = compat.v2_model_runner.Sampler
+    compat.v2_model_runner.Sampler = sampler
+    try:
+        yield
+    finally:
+        compat.v2_model_runner.Sampler = original
+
+
+@contextmanager
 def patch_tp_group(group: Any) -> Iterator[None]:
     """Within it, vLLM's layers are split over `group`, a tensor-parallel group of vLLM's."""
     original = compat.parallel_state._TP

@@ -24,12 +24,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.log_filters import silence_min_p_warning
 from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
 from engine_adapter.vllm_engine.worker.drafting.row_options import MetadataOptions
 from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks
 from engine_adapter.vllm_engine.worker.refusal import refusing_block_size
@@ -54,7 +55,11 @@ class StepState:
 
 
 class RunnerHooks:
-    """Mixed into a V1 runner whose drafter is a `ProposerDispatch`."""
+    """Mixed into a V1 runner whose drafter is a `ProposerDispatch`.
+
+    Attributes:
+        draft_noise: the noise with which drafts are sampled.
+    """
 
     num_prompt_logprobs: dict[str, int]
 
@@ -64,6 +69,7 @@ class RunnerHooks:
         self.input_batch.logitsprocs = logits_processors.build(self.vllm_config, self.device)
         self.drafter.bind(self)
         self.rejection_sampler = Verifier(self.sampler)
+        self.draft_noise = GeneratorNoise(self.sampler)
         self._step = StepState()
         self._generators = seeding.GeneratorPool(self.device)
 
@@ -144,7 +150,8 @@ class RunnerHooks:
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         counts = spec_decode_metadata and spec_decode_metadata.num_draft_tokens
-        drafts = self.drafter.sampled_drafts.pop_for_verification(counts)
+        batch, store = self.input_batch, self.drafter.sampled_drafts
+        drafts = store.pop_for_verification(batch.req_ids, batch.num_tokens_no_spec, counts)
         if not (drafts or (counts and any(counts))):
             spec_decode_metadata = None
         generators = self._seed_generators(spec_decode_metadata)
@@ -209,14 +216,10 @@ class RunnerHooks:
 
     # -- draft -------------------------------------------------------------------------------
 
-    def row_options(
-        self, rows: npt.NDArray[np.intp], num_tokens: npt.NDArray[np.int64], *, samples: bool
-    ) -> MetadataOptions:
+    def row_options(self, batch: DraftBatch, *, samples: bool) -> MetadataOptions:
         """The options of rows at their next drafts; `samples`: a row samples its drafts."""
-        batch = self.input_batch
-        return MetadataOptions(
-            self.sampler, batch.sampling_metadata, rows, len(batch.req_ids), samples=samples
-        )
+        metadata, count = self.input_batch.sampling_metadata, len(self.input_batch.req_ids)
+        return MetadataOptions(self.sampler, metadata, batch.rows, count, samples=samples)
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         """True after a forward pass. vLLM decides for the batch; the plan decides for each row."""

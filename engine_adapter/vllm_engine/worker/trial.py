@@ -184,7 +184,7 @@ class Trial:
             context = min(context, model.max_model_len)
         k = np.minimum(one * spec.num_speculative_tokens, context - length)
         sampler = RowSampler(
-            self._runner.sampler,
+            self._runner.draft_noise,
             temperature=np.ones(1, np.float32),
             top_k=np.full(1, self._vocab_size, np.int32),
             top_p=np.ones(1, np.float32),

@@ -21,6 +21,7 @@ HOOKS_OF_OURS = {
     "log_filters.silence_rejected_tokens",
     "module_names.patch_cpu_runner",
     "module_names.patch_init_speculator",
+    "module_names.patch_sampler",
     "module_names.patch_speculative_config",
     "module_names.patch_tp_group",
     "ray_on_cpu.patch_ray_worker",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from engine_adapter.types import SamplingOptions
 from tests.engine_adapter.vllm_engine import test_draft_limits as draft_limits
 from tests.engine_adapter.vllm_engine import test_random_plans as random_plans
 from tests.engine_adapter.vllm_engine import test_sampling as sampling
@@ -21,6 +22,7 @@ from tests.engine_adapter.vllm_engine.conftest import CHOICES, PROPOSERS
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
+    Result,
     Stock,
     generate,
     greedy,
@@ -35,6 +37,13 @@ pytestmark = [
 ]
 
 
+SELF = next(fields for fields in PROPOSERS if fields["name"] == "self")
+SAMPLED: list[dict[str, Any]] = [
+    {**SELF, "name": f"self-{rule}", "draft_sampling": "probabilistic", "verification": rule}
+    for rule in ("token", "block")
+]
+
+
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="session",
@@ -43,9 +52,10 @@ pytestmark = [
 )
 async def v2(request: pytest.FixtureRequest) -> AsyncIterator[Live]:
     """Every method, little KV, and the method `random`, under which rows have random plans."""
+    proposers = [*PROPOSERS, *SAMPLED]
     async with AsyncExitStack() as stack:
         with on_runner("V2"):
-            plans = random_plans.random_plans(PROPOSERS, async_scheduling=request.param)
+            plans = random_plans.random_plans(proposers, async_scheduling=request.param)
             live = await stack.enter_async_context(plans)
         yield live
 
@@ -110,6 +120,35 @@ async def test_a_seeded_text_is_that_of_plain_decoding(
 async def test_drafts_follow_the_options_of_their_request(v2: Live, prompts: list[Prompt]) -> None:
     options = draft_limits.OPTIONS["penalties"]
     await draft_limits.test_drafts_follow_the_options_of_their_request(v2, prompts, options)
+
+
+@pytest.mark.parametrize("options", ["temperature", "everything"])
+async def test_sampled_drafts_change_no_seeded_text_and_are_accepted(
+    v2: Live, prompts: list[Prompt], options: str
+) -> None:
+    """The target as its own draft: with a seed by its noise, without by its distribution."""
+
+    async def texts(name: str, seeds: list[int | None]) -> list[Result]:
+        sampled = [
+            SamplingOptions(
+                **({"max_tokens": 40, "ignore_eos": True, "seed": seed} | sampling.OPTIONS[options])
+            )
+            for seed in seeds
+        ]
+        pairs = zip(prompts, sampled, strict=False)
+        return await asyncio.gather(*(generate(v2, p, s, pinned(name, 5)) for p, s in pairs))
+
+    plain, *drafted = await asyncio.gather(
+        texts("none", [0, 1, 2, 3]),
+        *(texts(fields["name"], [0, 1, 2, 3]) for fields in SAMPLED),
+        *(texts(fields["name"], [None] * 4) for fields in SAMPLED),
+    )
+    for results in drafted[:2]:
+        assert [result.tokens for result in results] == [result.tokens for result in plain]
+    for results, fields in zip(drafted, SAMPLED * 2, strict=True):
+        share, count = draft_limits.share(results, fields["name"])
+        assert count > 50
+        assert share >= draft_limits.LEAST
 
 
 async def test_log_probabilities_are_those_of_plain_decoding(

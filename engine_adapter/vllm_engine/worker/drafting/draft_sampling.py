@@ -29,13 +29,10 @@ from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.confidence import ConfidenceGate
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
-from engine_adapter.vllm_engine.worker.verification.seeding import (
-    draft_generators,
-    position_seeds,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +65,10 @@ class _Parameters:
 
 @dataclass(frozen=True, slots=True)
 class RowSampler:
-    """A `DraftSampler` over vLLM's plain sampler.
+    """A `DraftSampler`.
 
     Attributes:
-        sampler: vLLM's.
+        noise: the runner's.
         temperature: float32 [R], on the CPU; 0 is a row that drafts the most likely token.
         top_k: int32 [R], top_p: float32 [R]: as the requests ask for.
         seeds: each row's seed.
@@ -80,7 +77,7 @@ class RowSampler:
         gate: ends the rows' drafts where the model is not sure; `None` if nothing does.
     """
 
-    sampler: Any
+    noise: DraftNoise
     temperature: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int32]
     top_p: npt.NDArray[np.float32]
@@ -135,17 +132,13 @@ class RowSampler:
             options.top_p if (self.top_p[rows] < 1).any() else None,
         )
         probabilities = scaled.softmax(dim=-1, dtype=torch.float32)
-        given = [(i, seed) for i, row in enumerate(rows) if (seed := self.seeds[row]) is not None]
-        seeded = [i for i, _ in given]
-        seeds = position_seeds([seed for _, seed in given], self.num_tokens[rows[seeded]] + depth)
-        generators = draft_generators(logits.device).seeded(seeded, seeds)
-        sampled, _ = self.sampler.topk_topp_sampler(scaled, generators, None, None)
-        return sampled.long(), probabilities
+        seeds = [self.seeds[row] for row in rows]
+        return self.noise.sample(scaled, seeds, self.num_tokens[rows] + depth), probabilities
 
     def select(self, index: npt.NDArray[np.intp]) -> "RowSampler":
         """See `DraftSampler.select`."""
         return RowSampler(
-            self.sampler,
+            self.noise,
             self.temperature[index],
             self.top_k[index],
             self.top_p[index],
@@ -175,7 +168,7 @@ class SampledDraftStore:
     """The sampled drafts of the last step of each request, until they are verified.
 
     Args:
-        runner: vLLM's; its batch and its sampler are used.
+        runner: vLLM's; its batch is used, and how it samples.
         specs: the proposers.
         constraints: of the rows.
     """
@@ -218,24 +211,29 @@ class SampledDraftStore:
         """
         if name not in self._draws:
             return batch
-        rows, known, sampler = batch.rows, self._runner.input_batch, self._runner.sampler
+        rows, known = batch.rows, self._runner.input_batch
         temperature = np.zeros(len(rows), np.float32)
         if name in self._uses_block and not greedy:
             temperature = known.temperature_cpu[rows]
-        options = self._runner.row_options(rows, batch.num_tokens, samples=bool(temperature.any()))
+        options = self._runner.row_options(batch, samples=bool(temperature.any()))
         limits = RowLimits(options, self._constraints.of(batch))
         gate = self._new_gate(name, len(rows))
         if not (limits or temperature.any() or gate):
             return batch
-        seeded = known.generators
-        requests = self._runner.requests
-        seeds = [
-            requests[request_id].sampling_params.seed if row in seeded else None
-            for row, request_id in zip(rows.tolist(), batch.request_ids, strict=True)
-        ]
+        seeds: list[int | None] = [None] * len(rows)
+        if temperature.any():
+            requests = self._runner.requests
+            seeds = [requests[request_id].sampling_params.seed for request_id in batch.request_ids]
         top_k, top_p = known.top_k_cpu[rows], known.top_p_cpu[rows]
         sampling = RowSampler(
-            sampler, temperature, top_k, top_p, seeds, batch.num_tokens, limits or None, gate
+            self._runner.draft_noise,
+            temperature,
+            top_k,
+            top_p,
+            seeds,
+            batch.num_tokens,
+            limits or None,
+            gate,
         )
         return replace(batch, sampling=sampling)
 
@@ -270,20 +268,30 @@ class SampledDraftStore:
                 draft = SampledDraft(tokens, probabilities, self._uses_block[name])
                 self._stored[batch.request_ids[i]] = int(batch.num_tokens[i]), draft
 
-    def pop_for_verification(self, counts: Sequence[int] | None) -> Mapping[int, SampledDraft]:
-        """Row -> its sampled drafts, for the step that verifies `counts` drafts of each row.
+    def pop_for_verification(
+        self,
+        request_ids: Sequence[str],
+        lengths: npt.NDArray[np.integer[Any]],
+        counts: Sequence[int] | npt.NDArray[np.integer[Any]] | None,
+    ) -> Mapping[int, SampledDraft]:
+        """Index of a request -> its sampled drafts, for a step that verifies them.
 
-        If some of a row's drafts were not scheduled, the first of them is included: it must be
+        If some of a request's drafts were not scheduled, the first of them is included: it must be
         verified too, since its value may be why it was dropped (see `rejection`).
+
+        Args:
+            request_ids: those of the step, in the order of its rows.
+            lengths: int [R], the committed tokens of each.
+            counts: how many drafts of each are verified; `None` if no draft is.
         """
         if not self._stored:
             return {}
-        batch, popped = self._runner.input_batch, {}
-        for row, request_id in enumerate(batch.req_ids):
+        popped = {}
+        for row, request_id in enumerate(request_ids):
             if (stored := self._stored.pop(request_id, None)) is not None:
                 num_tokens, draft = stored
-                if num_tokens == batch.num_tokens_no_spec[row]:
-                    popped[row] = draft.truncated((counts[row] if counts else 0) + 1)
+                if num_tokens == lengths[row]:
+                    popped[row] = draft.truncated((0 if counts is None else counts[row]) + 1)
         return popped
 
     def forget(self, request_ids: Sequence[str]) -> None:

@@ -74,10 +74,7 @@ class RequestRows:
         token_ids_cpu: int32 [B, max_model_len], the committed tokens of each row.
         num_tokens_no_spec: int32 [B], how many they are.
         block_table: the rows' blocks.
-        generators: those of seeded rows; none, since drafts are not sampled yet.
     """
-
-    generators: Mapping[int, Any] = {}
 
     def __init__(self, states: Any) -> None:
         self._states = states
@@ -112,6 +109,12 @@ class RequestRows:
         Valid for the rows of the newest `append`.
         """
         return self._num_computed
+
+    @property
+    def temperature_cpu(self) -> npt.NDArray[np.float32]:
+        """0 for a greedy row, float32 [B]."""
+        temperature: npt.NDArray[np.float32] = self._sampling.temperature.np
+        return temperature
 
     @property
     def top_k_cpu(self) -> npt.NDArray[np.int32]:

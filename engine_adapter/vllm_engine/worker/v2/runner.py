@@ -24,9 +24,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.patches.module_names import patch_init_speculator
+from engine_adapter.vllm_engine.patches.module_names import (
+    patch_init_speculator,
+    patch_sampler,
+)
 from engine_adapter.vllm_engine.worker.refusal import refuse
+from engine_adapter.vllm_engine.worker.v2.draft_noise import PositionNoise
 from engine_adapter.vllm_engine.worker.v2.exact_match import ExactMatch
 from engine_adapter.vllm_engine.worker.v2.request_rows import RequestRows, RowTables
 from engine_adapter.vllm_engine.worker.v2.row_options import SamplerStateOptions
@@ -35,6 +40,7 @@ from engine_adapter.vllm_engine.worker.v2.step_drafts import (
     StepDrafts,
     VerifiedStep,
 )
+from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
 
 
 @dataclass(slots=True)
@@ -57,6 +63,7 @@ class RunnerV2Hooks:
         drafter: the dispatch, under V1's name for it.
         input_batch: what dispatch reads of the live requests.
         requests: request id -> vLLM's `NewRequestData`, which has its sampling parameters.
+        draft_noise: the noise with which drafts are sampled; once the target is loaded.
         warms_up_drafts: see `WarmUpHooks`; nothing drafts in a dummy run.
     """
 
@@ -82,8 +89,12 @@ class RunnerV2Hooks:
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Loads the target as vLLM does, then the proposers."""
-        super().load_model(*args, **kwargs)
+        from engine_adapter.vllm_engine.worker.v2.rule_sampler import RuleSampler
+
+        with patch_sampler(RuleSampler):
+            super().load_model(*args, **kwargs)
         self.rejection_sampler = ExactMatch(self.sampler)
+        self.draft_noise = PositionNoise(self.sampler)
         self.input_batch.bind_sampling(self.sampler.sampling_states)
         self.drafter.load_model(self.model)
         host = self.drafter.host
@@ -160,9 +171,16 @@ class RunnerV2Hooks:
                 output.model_runner_output.specgate_ready_s = time.perf_counter()
         return output
 
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Samples and verifies as vLLM does, with `ExactMatch`."""
-        sampled = super().sample(*args, **kwargs)
+    def sample(self, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
+        """Samples and verifies as vLLM does, with `ExactMatch` and the rule of sampled drafts."""
+        starts = input_batch.cu_num_logits_np
+        drafts = self.drafter.sampled_drafts.pop_for_verification(
+            input_batch.req_ids,
+            self.input_batch.num_tokens_no_spec[input_batch.idx_mapping_np],
+            np.diff(starts) - 1,
+        )
+        self.sampler.rule = SpeculativeSampling(drafts, starts, self.device) if drafts else None
+        sampled = super().sample(hidden_states, input_batch, grammar_output)
         self._step.emitted = sampled[0].sampled_token_ids
         return sampled
 
@@ -195,11 +213,9 @@ class RunnerV2Hooks:
             VerifiedStep(step.scheduled, input_batch, step.emitted, num_sampled, hidden)
         )
 
-    def row_options(
-        self, rows: npt.NDArray[np.intp], num_tokens: npt.NDArray[np.int64], *, samples: bool
-    ) -> SamplerStateOptions:
+    def row_options(self, batch: DraftBatch, *, samples: bool) -> SamplerStateOptions:
         """The options of rows at their next drafts; `samples`: a row samples its drafts."""
-        return SamplerStateOptions(self.sampler, rows, num_tokens, samples=samples)
+        return SamplerStateOptions(self.sampler, batch.rows, batch.num_tokens, samples=samples)
 
     def take_draft_token_ids(self) -> Any:
         """The drafts that the next step verifies, or under asynchronous scheduling this one."""

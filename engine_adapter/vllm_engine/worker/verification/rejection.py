@@ -18,6 +18,7 @@ has read.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,6 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import samples, verifies_blocks
 from engine_adapter.staging import joined, to_device
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
 
 
 def sampling_bytes(specs: Iterable[ProposerSpec], num_rows: int, vocab_size: int) -> int:
@@ -72,17 +72,19 @@ class SpeculativeSampling:
 
     Args:
         drafts: row -> its sampled drafts: those that were scheduled, or one more.
-        layout: the positions of the step.
-        top_k: int [T + B] and top_p: float [T + B], per position, or `None`; the sampler must not
-            apply them again.
+        starts: int64 [B], the first position of each row.
+        device: of the logits.
+        top_k: int [T + B] and top_p: float [T + B], per position, or `None` where they are applied
+            already; the sampler must not apply them again.
     """
 
     def __init__(
         self,
         drafts: Mapping[int, SampledDraft],
-        layout: VerifyLayout,
-        top_k: torch.Tensor | None,
-        top_p: torch.Tensor | None,
+        starts: npt.NDArray[np.integer[Any]],
+        device: torch.device,
+        top_k: torch.Tensor | None = None,
+        top_p: torch.Tensor | None = None,
     ) -> None:
         self._top_k, self._top_p = top_k, top_p
         # N rows with S drafts in all; `first` is the first draft of each among all.
@@ -94,12 +96,12 @@ class SpeculativeSampling:
         self._width = int(lengths.max())
         self._has_block = bool(block.any())
         staged = to_device(
-            layout.device,
+            device,
             row,
             offset,
             lengths,
             first,
-            layout.starts_on_cpu[list(drafts)][row] + offset,
+            starts[list(drafts)][row] + offset,
             np.concatenate([draft.tokens for draft in drafts.values()]),
             block,
         )

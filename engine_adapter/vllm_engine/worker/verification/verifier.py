@@ -83,7 +83,9 @@ class Verifier:
         layout = self._layout_of(metadata.num_draft_tokens, logits.device)
         plain = _expand(sampling_metadata, layout, inputs.generators)
         if inputs.drafts and self._may_rewrite:
-            rule = SpeculativeSampling(inputs.drafts, layout, plain.top_k, plain.top_p)
+            rule = SpeculativeSampling(
+                inputs.drafts, layout.starts_on_cpu, layout.device, plain.top_k, plain.top_p
+            )
             plain.logitsprocs.argmax_invariant.append(rule)
             plain = replace(plain, top_k=None, top_p=None)
         output = self._sampler(logits=logits, sampling_metadata=plain)

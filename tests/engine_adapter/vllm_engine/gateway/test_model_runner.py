@@ -6,19 +6,13 @@ from typing import Any
 import pytest
 
 from engine_adapter.errors import EngineConfigError
-from engine_adapter.proposer_registry import ProposerRegistry
-from engine_adapter.proposers.contract import TargetSizes
-from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import model_runner
-from engine_adapter.vllm_engine.gateway.hot_load import load_proposer
 from tests.engine_adapter.vllm_engine.gateway.model_folders import config, draft
 
 pytestmark = pytest.mark.needs_vllm
 
-SAMPLES = draft("m", draft_sampling="probabilistic")
 REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
-    "sampled drafts": ([SAMPLES], {}, "proposer"),
     "two ranks": ([], {"tensor_parallel_size": 2}, "tensor_parallel_size"),
     "two engines": ([], {"data_parallel_size": 2}, "data_parallel_size"),
     "adapters": ([], {"enable_lora": True}, "enable_lora"),
@@ -62,17 +56,9 @@ def test_nothing_of_it_is_refused_on_v1(
 
 @pytest.mark.usefixtures("v2")
 def test_models_and_lookups_are_not_refused() -> None:
-    proposers = [draft("m"), {"name": "ngram"}, {"name": "grammar"}]
+    proposers = [draft("m", draft_sampling="probabilistic"), {"name": "ngram"}, {"name": "grammar"}]
     given = {"tensor_parallel_size": 1, "enable_lora": False}
     model_runner.check_settings(config("m", proposers, **given))
-
-
-@pytest.mark.usefixtures("v2")
-def test_the_refusal_names_the_proposer_and_the_option() -> None:
-    message = r"^proposer: small: not yet .*VLLM_USE_V2"
-    with pytest.raises(EngineConfigError, match=message) as why:
-        model_runner.check_settings(config("m", [SAMPLES]))
-    assert why.value.field == "draft_sampling"
 
 
 @pytest.mark.usefixtures("v2")
@@ -87,17 +73,6 @@ def test_recurrent_layers_are_refused() -> None:
     with pytest.raises(EngineConfigError, match=r"^model: jamba: .*recurrent layers"):
         model_runner.check_target(HYBRID)
     model_runner.check_target(SimpleNamespace(model_config=SimpleNamespace(is_hybrid=False)))
-
-
-@pytest.mark.usefixtures("v2")
-async def test_a_load_of_what_is_not_ported_is_refused() -> None:
-    registry = ProposerRegistry(parse_specs([]), capacity=5)
-    fields = {"name": "heads", "method": "medusa", "model": "m", "num_speculative_tokens": 2}
-    fields["draft_sampling"] = "probabilistic"
-    process: Any = None  # is not reached
-    with pytest.raises(EngineConfigError, match=r"^proposer: heads: not yet"):
-        await load_proposer(process, registry, fields, TargetSizes(16, 96))
-    assert registry.loading is None
 
 
 @pytest.mark.parametrize(("value", "method"), [("0", "custom_class"), ("1", "ngram")])

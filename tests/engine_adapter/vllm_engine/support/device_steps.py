@@ -23,6 +23,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting import paged_block_head, paged_head, paged_model
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
 from engine_adapter.vllm_engine.worker.drafting.weights import NamedDraft
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
 from engine_adapter.vllm_engine.worker.verification import logits_processors
@@ -127,6 +128,7 @@ class Steps(RunnerHooks):
         self._start_rows()
         self.sampler = _sampler()
         self.rejection_sampler = Verifier(self.sampler)
+        self.draft_noise = GeneratorNoise(self.sampler)
         self._step = StepState()
         self._generators = GeneratorPool(GPU)
         fields = {"name": "it", "method": method, "num_speculative_tokens": K, **PROPOSERS[method]}

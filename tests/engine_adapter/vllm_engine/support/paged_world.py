@@ -25,6 +25,7 @@ from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting import paged_block_head as block_head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
 from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import MappedVocabulary
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.target import TargetStep
@@ -135,6 +136,7 @@ class World:
             input_batch=None,
             requests={},
             sampler=None,
+            draft_noise=GeneratorNoise(None),
         )
         config = SpecgateConfig(parse_specs(proposers))
         dispatch = ProposerDispatch(

@@ -9,15 +9,15 @@ import torch
 
 from tests.engine_adapter.vllm_engine.support.kernel_pairs import with_twins
 
-MOST, CONTEXT = 4, 64
+MOST, CONTEXT = 8, 64
 """Requests, and tokens of each."""
 
 Request = tuple[Sequence[int], Sequence[int], Mapping[str, Any]]
 """Its prompt, its output, and the options of its `SamplingParams`."""
 
 
-def sampler_of(vocabulary: int, requests: Sequence[Request]) -> Any:
-    """vLLM's sampler after a step that left the requests with these tokens."""
+def sampler_of(vocabulary: int, requests: Sequence[Request], kind: type | None = None) -> Any:
+    """vLLM's sampler, or a `kind` of it, after a step that left the requests with these tokens."""
     from vllm import SamplingParams
 
     for module in ("buffer_utils", "sample.gumbel"):
@@ -25,7 +25,9 @@ def sampler_of(vocabulary: int, requests: Sequence[Request]) -> Any:
     device = torch.device("cpu")
     states = with_twins("states").RequestState(MOST, CONTEXT, CONTEXT, 6, vocabulary, device)
     config: Any = SimpleNamespace(reasoning_config=None)
-    sampler = with_twins("sample.sampler").Sampler(config, MOST, vocabulary, device, states)
+    sampler = (kind or with_twins("sample.sampler").Sampler)(
+        config, MOST, vocabulary, device, states
+    )
     for name, (prompt, output, options) in enumerate(requests):
         params = SamplingParams(**{"temperature": 0.0, **options})
         tokens = [*prompt, *output]

@@ -33,7 +33,7 @@ class Hooked(RunnerHooks, Base):
         self._step = StepState()
         self._generators = GeneratorPool(self.device)
         self.sampled: dict[int, Any] = {}
-        store = SimpleNamespace(pop_for_verification=lambda counts: self.sampled)
+        store = SimpleNamespace(pop_for_verification=lambda *_: self.sampled)
         self.drafter = SimpleNamespace(sampled_drafts=store)
         self.requests = {
             f"r{row}": SimpleNamespace(sampling_params=SimpleNamespace(seed=seed))

@@ -63,6 +63,7 @@ class World:
 
     def __init__(self, **proposers: tuple[str, Callable[[DraftBatch], Any], dict[str, Any]]):
         from engine_adapter.vllm_engine import compat
+        from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
         from engine_adapter.vllm_engine.worker.trial import Trial
 
         specs = parse_specs(
@@ -78,7 +79,7 @@ class World:
             use_aux_hidden_state_outputs=True,
             model=self.target,
             _dummy_run=lambda count, **how: self.runner.model(count),
-            sampler=compat.sampler.Sampler(),
+            draft_noise=GeneratorNoise(compat.sampler.Sampler()),
         )
         self.probes = {name: Probe(draw) for name, (_, draw, _) in proposers.items()}
         host: Any = SimpleNamespace(

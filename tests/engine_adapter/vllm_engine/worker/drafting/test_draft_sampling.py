@@ -1,5 +1,6 @@
 """Sampled drafts: sampled from their stated distributions, seeded, stored until verified."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,10 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler, SampledDraftStore
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
+from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
 from engine_adapter.vllm_engine.worker.verification.seeding import position_seeds
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
@@ -26,7 +29,7 @@ def row_sampler(rows: int, sampling: Sampling, seeds: list[int | None] | None = 
     from vllm.v1.sample.sampler import Sampler
 
     return RowSampler(
-        Sampler(),
+        GeneratorNoise(Sampler()),
         np.full(rows, sampling.temperature, np.float32),
         np.full(rows, sampling.top_k or V, np.int32),
         np.full(rows, sampling.top_p, np.float32),
@@ -119,20 +122,20 @@ class Runner:
     parallel_config = SimpleNamespace(world_size=1)
 
     row_options = RunnerHooks.row_options
+    draft_noise = GeneratorNoise(None)
 
     def __init__(self) -> None:
         self.input_batch = SimpleNamespace(
             req_ids=["free", "seeded", "greedy"],
-            generators={1: None},
             temperature_cpu=np.array([1.0, 1.0, 0.0], np.float32),
             top_k_cpu=np.full(3, V, np.int32),
             top_p_cpu=np.ones(3, np.float32),
             num_tokens_no_spec=np.array([10, 20, 30]),
             sampling_metadata=idle_metadata(),
         )
-        params = SimpleNamespace(seed=7)
         self.requests = {
-            name: SimpleNamespace(sampling_params=params) for name in self.input_batch.req_ids
+            name: SimpleNamespace(sampling_params=SimpleNamespace(seed=seed))
+            for name, seed in {"free": None, "seeded": 7, "greedy": None}.items()
         }
 
 
@@ -162,8 +165,14 @@ def filled(store: SampledDraftStore, name: str = "token") -> SampledDraftStore:
     return store
 
 
+def popped(store: SampledDraftStore, counts: list[int] | None) -> Mapping[int, SampledDraft]:
+    """The drafts for a step of every row of the batch."""
+    known = store._runner.input_batch
+    return store.pop_for_verification(known.req_ids, known.num_tokens_no_spec, counts)
+
+
 def test_only_drafts_of_sampled_rows_without_a_seed_are_stored() -> None:
-    taken = filled(new_store(Runner())).pop_for_verification([3, 3, 3])
+    taken = popped(filled(new_store(Runner())), [3, 3, 3])
     assert {row: draft.tokens.tolist() for row, draft in taken.items()} == {0: [1, 2, 3]}
     assert taken[0].probabilities.shape == (3, V)
     assert not taken[0].block
@@ -171,34 +180,34 @@ def test_only_drafts_of_sampled_rows_without_a_seed_are_stored() -> None:
 
 def test_the_first_dropped_draft_is_verified_too() -> None:
     for scheduled, verified in ((0, 1), (1, 2), (2, 3), (3, 3)):
-        taken = filled(new_store(Runner())).pop_for_verification([scheduled, 0, 0])
+        taken = popped(filled(new_store(Runner())), [scheduled, 0, 0])
         assert len(taken[0].tokens) == len(taken[0].probabilities) == verified
-    assert len(filled(new_store(Runner())).pop_for_verification(None)[0].tokens) == 1
+    assert len(popped(filled(new_store(Runner())), None)[0].tokens) == 1
 
 
 def test_drafts_are_verified_once_at_their_position_by_their_request() -> None:
     runner = Runner()
     store = filled(new_store(runner))
-    assert store.pop_for_verification([3, 3, 3])
-    assert not store.pop_for_verification([3, 3, 3])
+    assert popped(store, [3, 3, 3])
+    assert not popped(store, [3, 3, 3])
     filled(store)
     runner.input_batch.num_tokens_no_spec[0] += 1
-    assert not store.pop_for_verification([3, 3, 3])
+    assert not popped(store, [3, 3, 3])
     filled(store).forget(["free"])
-    assert not store.pop_for_verification([3, 3, 3])
+    assert not popped(store, [3, 3, 3])
     filled(store)
     runner.input_batch.req_ids = ["greedy", "other", "free"]
     runner.input_batch.num_tokens_no_spec[2] = 10
-    assert list(store.pop_for_verification([3, 3, 3])) == [2]
+    assert list(popped(store, [3, 3, 3])) == [2]
 
 
 def test_drafts_of_a_request_that_is_not_in_this_step_stay_stored() -> None:
     runner = Runner()
     store = filled(new_store(runner))
     everyone, runner.input_batch.req_ids = runner.input_batch.req_ids, ["other"]
-    assert not store.pop_for_verification([1])
+    assert not popped(store, [1])
     runner.input_batch.req_ids = everyone
-    assert list(store.pop_for_verification([3, 3, 3])) == [0]
+    assert list(popped(store, [3, 3, 3])) == [0]
 
 
 def test_a_batch_gets_a_sampler_if_the_proposer_and_a_row_sample() -> None:
@@ -243,7 +252,7 @@ def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> N
 
 
 def test_drafts_of_a_proposer_with_the_block_rule_are_marked() -> None:
-    assert filled(new_store(Runner()), "block").pop_for_verification([3, 3, 3])[0].block
+    assert popped(filled(new_store(Runner()), "block"), [3, 3, 3])[0].block
 
 
 # -- the confidence gate ---------------------------------------------------------------------
@@ -256,7 +265,7 @@ def test_a_gate_follows_the_logits_and_not_the_temperature_or_the_token_that_is_
     from vllm.v1.sample.sampler import Sampler
 
     runner: Any = Runner()
-    runner.sampler = Sampler()
+    runner.draft_noise = GeneratorNoise(Sampler())
     store = new_store(runner)
     store.add_proposer(SURE)
     known = batch([0, 1, 2])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
 from engine_adapter.vllm_engine.worker.drafting.row_options import MetadataOptions
@@ -214,7 +215,7 @@ def test_sampled_drafts_come_from_their_stated_distribution_under_limits() -> No
     made = limits(given, [0, 1, 2], [AfterItself(1), AfterItself(2), AfterItself(3)])
     temperature = np.full(3, 0.8, np.float32)
     rows = RowSampler(
-        sampler(),
+        GeneratorNoise(sampler()),
         temperature,
         np.full(3, V, np.int32),
         np.ones(3, np.float32),
@@ -245,7 +246,7 @@ def test_rows_with_limits_draw_their_likeliest_allowed_token() -> None:
     made = limits(metadata(), [0, 1, 2], [AfterItself(4), None, None])
     zeros = np.zeros(3, np.float32)
     rows = RowSampler(
-        sampler(),
+        GeneratorNoise(sampler()),
         zeros,
         np.full(3, V, np.int32),
         np.ones(3, np.float32),

@@ -33,7 +33,7 @@ def test_what_is_held_in_advance_is_what_verification_takes(rule: str, k: int) -
     }
     logits = torch.randn(ROWS * (k + 1), VOCABULARY)
     with torch.inference_mode(), peak_memory() as peak:
-        SpeculativeSampling(drafts, layout, None, None).apply(logits)
+        SpeculativeSampling(drafts, layout.starts_on_cpu, layout.device).apply(logits)
     taken = q.nbytes + peak.num_bytes
     held = sampling_bytes([spec], ROWS, VOCABULARY)
     assert 0.98 * taken < held < 1.1 * taken

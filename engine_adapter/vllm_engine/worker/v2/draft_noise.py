@@ -1,0 +1,56 @@
+"""The noise with which drafts are sampled on vLLM's runner V2."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_adapter.staging import to_device
+from engine_adapter.vllm_engine import compat
+
+
+class PositionNoise:
+    """A `DraftNoise` of runner V2, whose noise is a hash of seed, position and token.
+
+    A row without a seed has one of V2's choice, which its drafts must not use: the token rule
+    and the block rule are for drafts that are independent of the noise of their verification, and
+    of earlier drafts in the same place.
+
+    Args:
+        sampler: vLLM's plain sampler of V2.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def sample(
+        self, logits: torch.Tensor, seeds: Sequence[int | None], places: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """See `DraftNoise.sample`."""
+        has_seed = np.array([seed is not None for seed in seeds])
+        if not has_seed.any():
+            return _with_new_noise(logits)
+        numbers = np.array([seed or 0 for seed in seeds], np.int64)
+        # The target samples a token at the position of the token before it.
+        coupled, given, at = to_device(logits.device, has_seed, numbers, places - 1)
+        sampled: torch.Tensor = compat.v2_gumbel.gumbel_sample(
+            logits,
+            torch.arange(len(logits), device=logits.device),
+            torch.ones(len(logits), device=logits.device),
+            given,
+            at,
+            apply_temperature=False,
+            is_drafting=False,
+            use_fp64=self._sampler.use_fp64_gumbel,
+        )
+        if has_seed.all():
+            return sampled
+        return torch.where(coupled, sampled, _with_new_noise(logits))
+
+
+def _with_new_noise(logits: torch.Tensor) -> torch.Tensor:
+    """Samples by exponential noise of torch's own generator: the token of the least noise / p."""
+    noise = torch.empty_like(logits).exponential_().clamp_(min=torch.finfo(logits.dtype).tiny)
+    return (logits - noise.log_()).argmax(dim=-1)
