@@ -118,6 +118,7 @@ NAMES = {
     "BaseSpeculator": "vllm.v1.worker.gpu.spec_decode.speculator",
     "CPUModelRunnerV2": "vllm.v1.worker.cpu.model_runner:CPUModelRunner",
     "DraftTokenIds": "vllm.v1.outputs",
+    "LoraState": "vllm.v1.worker.gpu.lora_utils",
     "LogitsContext": "vllm.v1.worker.gpu.sample.logits_processor.interface",
     "set_eagle3_aux_hidden_state_layers": "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils",
     "v2_cpu_model_runner": "vllm.v1.worker.cpu.model_runner:",

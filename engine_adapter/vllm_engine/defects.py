@@ -154,6 +154,19 @@ DEFECTS = {
         "test_lora.py::"
         "test_echoed_log_probabilities_beside_other_requests_are_those_of_the_own_adapter",
     ),
+    "adapters_of_drafts": Defect(
+        "on model runner V2, a step in which a row with drafts has an adapter fails",
+        ("vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs",),
+        "worker/v2/adapters.py:RowAdapters",
+        "test_lora.py::test_the_text_is_that_of_stock_vllm_with_the_same_adapter",
+    ),
+    "prompt_logprobs_of_adapters_on_v2": Defect(
+        "on model runner V2, log probabilities of a prompt have the adapters of other rows",
+        ("vllm.v1.worker.gpu.sample.prompt_logprob:PromptLogprobsWorker.compute_prompt_logprobs",),
+        "worker/v2/adapters.py:PromptAdapters",
+        "test_lora.py::"
+        "test_echoed_log_probabilities_beside_other_requests_are_those_of_the_own_adapter",
+    ),
     "compiled_ranks": Defect(
         "the first request for log probabilities waits for a compiler, and all others with it",
         ("vllm.v1.sample.ops.logprobs:batched_count_greater_than",),

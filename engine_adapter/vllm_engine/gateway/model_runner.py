@@ -94,8 +94,6 @@ def check_settings(config: EngineConfig) -> None:
     for name, what in _ALONE.items():
         if int(config.arguments.get(name) or 1) != 1:
             raise EngineConfigError(name, _reason(what))
-    if config.arguments.get("enable_lora"):
-        raise EngineConfigError("enable_lora", _reason("LoRA adapters"))
     if config.arguments.get("enforce_eager") is False:
         raise EngineConfigError("enforce_eager", _reason("compiled models"))
 

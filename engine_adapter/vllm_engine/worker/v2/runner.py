@@ -68,6 +68,7 @@ class RunnerV2Hooks:
     """
 
     warms_up_drafts = False
+    prompt_logprobs_worker: Any
     _step: StepState
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
@@ -96,6 +97,8 @@ class RunnerV2Hooks:
         self.rejection_sampler = ExactMatch(self.sampler)
         self.draft_noise = PositionNoise(self.sampler)
         self.input_batch.bind_sampling(self.sampler.sampling_states)
+        if self.lora_config is not None:
+            self._follow_adapters()
         self.drafter.load_model(self.model)
         host = self.drafter.host
         if host.aux_reader is None:
@@ -103,6 +106,15 @@ class RunnerV2Hooks:
         self.use_aux_hidden_state_outputs = True
         with host.refusing(host.aux_reader):  # not every class of vLLM's can output its layers
             compat.set_eagle3_aux_hidden_state_layers(self.model, _reading(host.aux_layers))
+
+    def _follow_adapters(self) -> None:
+        """Maps LoRA adapters to every row of logits: see `adapters`."""
+        from engine_adapter.vllm_engine.worker.v2.adapters import PromptAdapters, RowAdapters
+
+        self.lora_state = RowAdapters(self.max_num_reqs)
+        self.prompt_logprobs_worker = PromptAdapters(
+            self.prompt_logprobs_worker, self.lora_state, self._set_active_loras
+        )
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """vLLM's, with blocks for every position in the layers of draft models."""
@@ -132,6 +144,8 @@ class RunnerV2Hooks:
     def finish_requests(self, scheduler_output: Any) -> None:
         """The first call of a step."""
         self._step = StepState(scheduler_output)
+        if self.lora_config is not None:
+            self.lora_state.drafts = scheduler_output.scheduled_spec_decode_tokens
         self.drafter.observe(scheduler_output)
         super().finish_requests(scheduler_output)
 

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.needs_vllm
 REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "two ranks": ([], {"tensor_parallel_size": 2}, "tensor_parallel_size"),
     "two engines": ([], {"data_parallel_size": 2}, "data_parallel_size"),
-    "adapters": ([], {"enable_lora": True}, "enable_lora"),
     "compiled models": ([], {"enforce_eager": False}, "enforce_eager"),
 }
 HYBRID: Any = SimpleNamespace(
@@ -55,9 +54,9 @@ def test_nothing_of_it_is_refused_on_v1(
 
 
 @pytest.mark.usefixtures("v2")
-def test_models_and_lookups_are_not_refused() -> None:
+def test_models_lookups_and_adapters_are_not_refused() -> None:
     proposers = [draft("m", draft_sampling="probabilistic"), {"name": "ngram"}, {"name": "grammar"}]
-    given = {"tensor_parallel_size": 1, "enable_lora": False}
+    given = {"tensor_parallel_size": 1, "enable_lora": True}
     model_runner.check_settings(config("m", proposers, **given))
 
 
