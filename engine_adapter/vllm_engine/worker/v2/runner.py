@@ -21,7 +21,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch
