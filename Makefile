@@ -50,8 +50,13 @@ V2_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py random_p
 	sampling.py statistics.py structured_output.py prediction.py loading.py confidence_gate.py \
 	draft_limits.py engine_distribution.py lora.py)
 
-test-v2: $(VENV)/.test  ## Runs tests of the engine on vLLM's model runner V2.
+ASYNC_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py hazards.py faults.py sampling.py \
+	statistics.py structured_output.py prediction.py loading.py confidence_gate.py)
+
+test-v2: $(VENV)/.test  ## Runs tests of the engine on vLLM's model runner V2, then with asynchronous scheduling.
 	VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(V2_TESTS))
+	VLLM_USE_V2_MODEL_RUNNER=1 ASYNC_SCHEDULING=1 \
+		$(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(ASYNC_TESTS))
 
 # Without ARGS, all tests of the engines run on the newest supported vLLM too, and some on V2.
 prove: $(VENV)/.test $(VENV)/.ray $(VENV)/.prometheus $(NEWEST)/.made  ## Runs what takes too long for `make test`.

@@ -1,5 +1,6 @@
 """Real engines, started once for all tests that need them, and parts of one without the rest."""
 
+import os
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,6 +70,8 @@ async def start(
     proposers: Sequence[dict[str, Any]], target: str = TARGET, **arguments: Any
 ) -> Live:
     """Starts an engine, by default on the demo target."""
+    if os.environ.get("ASYNC_SCHEDULING"):  # make test-v2
+        arguments = {"async_scheduling": True, **arguments}
     recorder, registry = Recorder(), CollectorRegistry()
     config = EngineConfig(target, "demo", parse_specs(proposers), None, COMMON | arguments)
     engine = create_engine("vllm", config, registry, recorder)
