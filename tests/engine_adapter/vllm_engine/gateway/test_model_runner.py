@@ -82,3 +82,22 @@ def test_the_method_is_one_that_the_runner_takes(
     made = model_runner.speculative_config(7)
     assert (made["method"], made["num_speculative_tokens"]) == (method, 7)
     assert model_runner.name() == f"V{int(value) + 1} model runner"
+
+
+@pytest.mark.usefixtures("v1")
+def test_v1_cannot_schedule_asynchronously() -> None:
+    assert not model_runner.is_async({"async_scheduling": False})
+    with pytest.raises(EngineConfigError, match="must be off on vLLM's model runner V1") as refused:
+        model_runner.is_async({"async_scheduling": True})
+    assert refused.value.setting == "async_scheduling"
+
+
+@pytest.mark.usefixtures("v2")
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_v2_schedules_asynchronously_if_it_is_asked_for(asked: bool | None) -> None:
+    given = {} if asked is None else {"async_scheduling": asked}
+    args = engine_args(config("m", [{"name": "ngram"}], **given), 4, None)
+    assert args.async_scheduling is bool(asked)
+    scheduler = args.scheduler_cls.rpartition(".")[2]
+    assert scheduler == ("SpecgateAsyncScheduler" if asked else "SpecgateScheduler")
+    assert args.speculative_config["method"] == ("ngram_gpu" if asked else "ngram")
