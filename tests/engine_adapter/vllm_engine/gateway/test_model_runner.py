@@ -8,6 +8,7 @@ import pytest
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import model_runner
+from engine_adapter.vllm_engine.gateway.arguments import engine_args
 from tests.engine_adapter.vllm_engine.gateway.model_folders import config, draft
 
 pytestmark = pytest.mark.needs_vllm
