@@ -53,6 +53,8 @@ V2_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py random_p
 ASYNC_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py hazards.py faults.py sampling.py \
 	statistics.py structured_output.py prediction.py loading.py confidence_gate.py)
 
+V2_PROOFS := $(addprefix $(ENGINE_TESTS)/test_, hybrid.py mtp_hybrid.py)
+
 test-v2: $(VENV)/.test  ## Runs tests of the engine on vLLM's model runner V2, then with asynchronous scheduling.
 	VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(V2_TESTS))
 	VLLM_USE_V2_MODEL_RUNNER=1 ASYNC_SCHEDULING=1 \
@@ -63,6 +65,7 @@ prove: $(VENV)/.test $(VENV)/.ray $(VENV)/.prometheus $(NEWEST)/.made  ## Runs w
 	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
 	$(if $(ARGS),,$(NEWEST)/bin/python -m pytest --timeout 3600 tests/engine_adapter)
 	$(if $(ARGS),,$(MAKE) test-v2)
+	$(if $(ARGS),,VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m pytest -m prove --timeout 3600 $(V2_PROOFS))
 
 check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
 	$(BIN)/ruff format --check .

@@ -143,6 +143,7 @@ NAMES = {
     "v2_rejection_sampler": "vllm.v1.worker.gpu.spec_decode.rejection_sampler:",
     "v2_rejection_sampler_utils": "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:",
     "v2_structured_outputs": "vllm.v1.worker.gpu.structured_outputs:",
+    "v2_worker_utils": "vllm.v1.worker.utils:",
     # Prometheus: the logger and the classes that it makes its metrics with.
     "PrometheusStatLogger": "vllm.v1.metrics.loggers",
     "SpecDecodingProm": "vllm.v1.spec_decode.metrics",

@@ -78,6 +78,14 @@ DEFECTS = {
         "worker/test_recurrent.py::"
         "test_tokens_that_a_resumed_request_computes_again_count_as_its_prompt",
     ),
+    "prompts_before_tokens": Defect(
+        "on model runner V2, a prompt as long as a row with all drafts stands before rows that "
+        "read one token, whose recurrent states are then those before their last accepted tokens",
+        ("vllm.v1.worker.gpu.model_runner:sort_batch_req_ids",),
+        "patches/batch_order.py:patch_batch_order",
+        "test_hybrid.py::test_a_prompt_as_long_as_a_verified_row_changes_no_text",
+        watch="patches/test_batch_order.py::test_vllms_own_order_has_the_defect",
+    ),
     "rotary_heads": Defect(
         "on CPU, queries and keys that are split into heads are rotated by wrong positions",
         ("vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_cpu",),

@@ -186,10 +186,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("device", "model", "sampler", "rejection_sampler", "req_states"),
         *("use_aux_hidden_state_outputs", "attn_groups", "kv_cache_config"),
         *("kernel_block_sizes", "block_tables", "max_num_reqs"),
+        "compilation_config",
         *("lora_config", "lora_state", "prompt_logprobs_worker", "_set_active_loras"),
     ),
     "LoraState": ("lora_ids",),
-    "v2_model_runner": ("init_speculator", "Sampler"),
+    "v2_model_runner": ("init_speculator", "Sampler", "sort_batch_req_ids"),
     "v2_gumbel": ("gumbel_sample",),
     "v2_cpu_model_runner": ("CPUModelRunner",),
     "v2_input_batch": ("get_num_sampled_and_rejected",),
@@ -221,7 +222,10 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # The workers.
     "cpu_worker": ("CPUModelRunner",),
     "CPUWorker": ("vllm_config", "rank", "model_runner", "use_v2_model_runner"),
-    "GPUWorker": ("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),
+    "GPUWorker": (
+        *("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),
+        "use_v2_model_runner",
+    ),
     "vllm.config.cache:CacheConfig": ("get_resolved_kv_cache_layout",),
     "vllm.v1.kv_cache_layout:KVCacheLayout": ("is_layer_compact",),
     "MemorySnapshot": ("free_memory", "torch_memory", "torch_allocated"),
@@ -293,6 +297,8 @@ PATCHES = {
     "admission.patch_constraint_check": "structured_outputs_config or _validate_params of "
     "AsyncLLM.input_processor",
     "async_on_cpu.patch_async_scheduling": "CpuPlatform.check_and_update_config",
+    "batch_order.patch_batch_order": "v2_model_runner.sort_batch_req_ids, for a target with "
+    "recurrent layers",
     "dflash_norms.patch_context_norms": "DFlashQwen3Model._normalize_context_k of a head on CPU",
     "engine_core.patch_engine_core": "EngineCore.specgate_*, the utility methods",
     "grammars.patch_grammar_compiler": "StructuredOutputManager._create_grammar",

@@ -1,8 +1,9 @@
-"""Twins of the kernels that keep block tables and find the slots of a step's tokens.
+"""Twins of the kernels that keep block tables, find the slots of a step's tokens and clear blocks.
 
-The kernels are in vLLM's `v1/worker/gpu/block_table.py` and `buffer_utils.py`. There are G groups
-of layers with a block table each, int32 [M, blocks] for M requests. Kernels get the tables as
-addresses, uint64 [G], with the distances of their rows, int64 [G].
+The kernels are in vLLM's `v1/worker/gpu/block_table.py` and `buffer_utils.py`, and the last one in
+`v1/worker/utils.py`. There are G groups of layers with a block table each, int32 [M, blocks] for M
+requests. Kernels get the tables as addresses, uint64 [G], with the distances of their rows, int64
+[G].
 """
 
 from typing import Any
@@ -205,3 +206,24 @@ def _slots(
             for token in range(starts[row], starts[row + 1]):
                 block, offset = divmod(positions[token], size)
                 slots[group, token] = np.int64(table[request, block]) * size + offset
+
+
+@compiled
+def zero_kv_blocks(
+    seg_addrs: Array, seg_block_strides: Array, seg_page_sizes: Array, block_ids: Array
+) -> None:
+    """Fills blocks of the KV cache with zeros. `_zero_kv_blocks_kernel`.
+
+    A segment is what a block has in one place of memory; its sizes are in elements of four bytes.
+
+    Args:
+        seg_addrs: uint64 [S], the address of each segment of block 0.
+        seg_block_strides: int64 [S], the distance of two blocks.
+        seg_page_sizes: int64 [S], how many elements are cleared.
+        block_ids: int64 [N], the blocks.
+    """
+    for segment in range(len(seg_addrs)):
+        for block in block_ids:
+            begin = np.uint64(block * seg_block_strides[segment] * 4)
+            address = _pointer(seg_addrs[segment] + begin)
+            carray(address, seg_page_sizes[segment], np.int32)[:] = 0

@@ -98,16 +98,5 @@ def check_settings(config: EngineConfig) -> None:
         raise EngineConfigError("enforce_eager", _reason("compiled models"))
 
 
-def check_target(vllm_config: Any) -> None:
-    """Checks the target of an engine that may be on V2.
-
-    Raises:
-        EngineConfigError: it has recurrent layers.
-    """
-    if is_v2() and vllm_config.model_config.is_hybrid:
-        kind = vllm_config.model_config.hf_text_config.model_type
-        raise EngineConfigError("model", f"{kind}: {_reason('recurrent layers')}")
-
-
 def _reason(what: str) -> str:
     return f"not yet on vLLM's model runner V2: {what}; unset {VARIABLE}, and the engine has V1"

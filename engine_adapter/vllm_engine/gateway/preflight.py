@@ -205,38 +205,36 @@ def check_state(vllm_config: Any) -> None:
     Reads no weights: it asks vLLM's class of the model.
 
     Raises:
-        EngineConfigError: the target has such layers on a GPU, without attention, of a kind that
-            cannot follow rejected drafts, or in a dtype without kernels; or see `check_chunks`.
+        EngineConfigError: the target has such layers on a GPU under model runner V1, without
+            attention, of a kind that cannot follow rejected drafts, or in a dtype without kernels;
+            or see `check_chunks`.
     """
     check_chunks(vllm_config)
-    model_runner.check_target(vllm_config)
     model = vllm_config.model_config
     # Granite 4 without Mamba has a class with a state, and attention only.
     if not model.is_hybrid and not model.is_attention_free:
         return
     kind = model.hf_text_config.model_type
-    if not compat.current_platform.is_cpu():
-        raise EngineConfigError(
-            "model",
-            f"{kind} has recurrent layers, which are proven on CPU only: choose another model",
-        )
+    on_cpu = compat.current_platform.is_cpu()
+    if not on_cpu and not model_runner.is_v2():  # V2 itself is refused on a GPU: `check_settings`
+        reason = "has recurrent layers, which are proven on CPU only: choose another model"
+        raise EngineConfigError("model", f"{kind} {reason}")
     if model.is_attention_free:
-        raise EngineConfigError(
-            "model",
-            f"{kind} has no attention beside recurrent layers, and vLLM counts the accepted drafts "
-            "only of models that have both: choose another model",
-        )
+        reason = "no attention beside recurrent layers, and vLLM counts the accepted drafts only of"
+        reason += " models that have both: choose another model"
+        raise EngineConfigError("model", f"{kind} has {reason}")
     cls, _ = model.registry.resolve_model_cls(model.architectures, model_config=model)
     layers = state_layers.layers_of(cls)
     if fault := state_layers.fault_of(layers):
         raise EngineConfigError("model", f"{kind}: {fault}")
     dtype = str(model.dtype).removeprefix("torch.")
-    if dtype != "bfloat16" and state_layers.GATED_DELTA in {layer.__name__ for layer in layers}:
-        raise EngineConfigError(
-            "dtype",
-            f"must be bfloat16 for {kind} on a CPU, got {dtype}: vLLM's kernels of gated delta "
-            "networks have no other dtype there",
-        )
+    if (
+        on_cpu
+        and dtype != "bfloat16"
+        and state_layers.GATED_DELTA in {layer.__name__ for layer in layers}
+    ):
+        reason = f"must be bfloat16 for {kind} on a CPU, got {dtype}: vLLM's kernels of gated delta"
+        raise EngineConfigError("dtype", f"{reason} networks have no other dtype there")
 
 
 def _check_layers(model_config: Any, known: Set[str]) -> None:

@@ -85,6 +85,7 @@ def twins() -> list[tuple[Any, str, TwinKernel]]:
                 "_compute_slot_mappings_kernel": block_tables.compute_slot_mappings,
             },
         ),
+        (compat.v2_worker_utils, {"_zero_kv_blocks_kernel": block_tables.zero_kv_blocks}),
     ]
     # vLLM 0.33 mixes the step of a draft into its seed.
     by_step = hasattr(compat.v2_gumbel, "spec_step_seed")

@@ -15,10 +15,8 @@ from engine_adapter.vllm_engine.state_layers import fault_of
 from engine_adapter.vllm_engine.worker.refusal import refuse
 
 
-class RecurrentStateHooks:
-    """Mixed into a V1 runner, before `RunnerHooks`."""
-
-    _recomputed: Sequence[str] = ()
+class StateLayerHooks:
+    """Mixed into a runner of either kind, before its other hooks."""
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """See `RunnerHooks.get_kv_cache_spec`. Ends the start if a layer cannot work.
@@ -31,6 +29,12 @@ class RecurrentStateHooks:
         if fault := fault_of(type(layers[name]) for name in kept):
             refuse("model", fault, self.drafter.host.progress)
         return specs
+
+
+class RecurrentStateHooks(StateLayerHooks):
+    """Mixed into a V1 runner, before `RunnerHooks`."""
+
+    _recomputed: Sequence[str] = ()
 
     def _may_reorder_batch(self, scheduler_output: Any) -> None:
         self._recomputed = ()

@@ -9,6 +9,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling
+from engine_adapter.vllm_engine.patches.batch_order import patch_batch_order
 from engine_adapter.vllm_engine.patches.logprob_ranks import patch_logprob_ranks
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
@@ -44,6 +45,8 @@ class WorkerHooks:
                 patch_lora_masking()
             if self.vllm_config.model_config.is_hybrid:
                 patch_recurrent_layers()
+        if self.use_v2_model_runner and self.vllm_config.model_config.is_hybrid:
+            patch_batch_order()
         model = self.vllm_config.model_config
         loading = self._progress.stage(f"loading target {model.model}")
         with loading, refusing_quantized(model, self._progress):

@@ -46,6 +46,7 @@ pytestmark = [
 ]
 
 LENGTH = 60
+BLOCKS = 60
 SOME = (0, 3, 8, 9, 10, 12, 16, 17, 20, 16)
 """Which prompts; two are equal, and most are read in several chunks."""
 CAUGHT = 2.0
@@ -110,7 +111,7 @@ async def case(
     specs = parse_specs(
         [*proposers_for(target, folder), {"name": "prediction", "num_speculative_tokens": 5}]
     )
-    config = EngineConfig(target, "hybrid", specs, 5, options | {"num_gpu_blocks_override": 60})
+    config = EngineConfig(target, "hybrid", specs, 5, options | {"num_gpu_blocks_override": BLOCKS})
     if request.param in MISTAKEN:
         engine = RecordedEngine(config, compute_in_any_dtype)
         yield Case(engine, PlainModel(target))
@@ -145,11 +146,14 @@ def requests_of(
 
 
 async def largest_gap(case: Case, prompts: Sequence[Prompt], got: RecordedRun) -> float:
-    """The most that a token of a text is less likely than the likeliest there, in logits."""
+    """The most that a token of the prompts' texts is less likely than the likeliest, in logits.
+
+    Requests behind those of the prompts do not count.
+    """
     return max(
         [
             await case.stock.gap(prompt, output)
-            for prompt, output in zip(prompts, got.outputs, strict=True)
+            for prompt, output in zip(prompts, got.outputs, strict=False)
         ]
     )
 
@@ -171,6 +175,35 @@ async def test_texts_are_exact_under_switches(case: Case, prompts: list[Prompt])
     got = case.engine.run(requests_of(some, texts, rng, pinned=False), switches)
     assert await largest_gap(case, some, got) < TIE
     assert {name for drafts in got.drafts for name, _ in drafts.values()} > {"draft", "eagle"}
+
+
+async def test_texts_are_exact_after_preemption(case: Case, prompts: list[Prompt]) -> None:
+    """With fewer and fewer blocks, until a request has to give its own away."""
+    rng = random.Random(5)
+    some = [prompts[i] for i in SOME[:4]]
+    texts = await case.stock.greedy(some, LENGTH)
+    requests = requests_of(some, texts, rng, pinned=True)
+    preemptions, blocks = 0, BLOCKS - 1
+    while not preemptions:
+        blocks -= 2
+        got = case.engine.run(requests, blocks=blocks)
+        assert await largest_gap(case, some, got) < TIE
+        preemptions = got.preemptions
+
+
+async def test_a_prompt_as_long_as_a_verified_row_changes_no_text(
+    case: Case, prompts: list[Prompt]
+) -> None:
+    """It is read beside rows that have accepted drafts in the step before, and now have none."""
+    rng = random.Random(4)
+    some = [prompts[i] for i in SOME[:3]]
+    texts = await case.stock.greedy(some, LENGTH)
+    long = requests_of(some, texts, rng, pinned=False)
+    verified = PREDICTION.num_speculative_tokens + 1
+    short = [RecordedRequest(some[0][:verified], 1, PLAIN, at=step) for step in range(12, 60)]
+    switches = {step: PREDICTION if step % 2 else PLAIN for step in range(200)}
+    got = case.engine.run([*long, *short], switches)
+    assert await largest_gap(case, some, got) < TIE
 
 
 async def test_a_state_committed_one_token_too_far_is_caught(

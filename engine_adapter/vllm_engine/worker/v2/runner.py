@@ -29,6 +29,7 @@ from engine_adapter.vllm_engine.patches.module_names import (
     patch_init_speculator,
     patch_sampler,
 )
+from engine_adapter.vllm_engine.worker.recurrent import StateLayerHooks
 from engine_adapter.vllm_engine.worker.refusal import refuse
 from engine_adapter.vllm_engine.worker.v2.draft_noise import PositionNoise
 from engine_adapter.vllm_engine.worker.v2.exact_match import ExactMatch
@@ -244,7 +245,7 @@ def _reading(layers: Sequence[int]) -> Any:
 def cpu_runner() -> type:
     """The runner class for CPU; see `worker.runner.cpu_runner`."""
 
-    class SpecgateCPUModelRunnerV2(RunnerV2Hooks, compat.CPUModelRunnerV2):
+    class SpecgateCPUModelRunnerV2(StateLayerHooks, RunnerV2Hooks, compat.CPUModelRunnerV2):
         """vLLM's V2 runner for CPUs with Specgate's hooks."""
 
     return SpecgateCPUModelRunnerV2

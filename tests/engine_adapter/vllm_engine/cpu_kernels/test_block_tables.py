@@ -1,10 +1,12 @@
 """The twins of V2's kernels of block tables and staged writes, beside the kernels interpreted."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from engine_adapter.vllm_engine import compat
 from tests.engine_adapter.vllm_engine.support.interpreted import interpreted
 from tests.engine_adapter.vllm_engine.support.kernel_pairs import same, with_twins
 from tests.engine_adapter.vllm_engine.support.v2_steps import REQUESTS, WIDTH, random_step
@@ -90,6 +92,40 @@ def test_staged_writes_are_vllms(dtype: torch.dtype, size: int | tuple[int, int]
         written.append(tensor.gpu)
     same(written[1], written[0])
     assert written[0].count_nonzero() > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_blocks_are_cleared_and_no_others(dtype: torch.dtype) -> None:
+    """vLLM finds what a block has in each layer: two small blocks for one, and layers with gaps."""
+    with_twins("block_table")
+    layers: dict[str, torch.Tensor] = {
+        "whole": torch.ones(7, 2, 4, 6, dtype=dtype),
+        "halves": torch.ones(14, 2, 2, 6, dtype=dtype),
+        "strided": torch.ones(7, 3, 2, 4, 6, dtype=dtype)[:, 1],
+    }
+    groups = []
+    for group, name in enumerate(layers):
+        spec = compat.FullAttentionSpec(block_size=4, num_kv_heads=2, head_size=6, dtype=dtype)
+        groups.append(
+            SimpleNamespace(
+                kv_cache_spec=spec,
+                kv_cache_group_id=group,
+                layer_names=[name],
+                kernel_block_stride=None,
+            )
+        )
+    context = {name: SimpleNamespace(kv_cache=kv) for name, kv in layers.items()}
+    zeroer = compat.v2_worker_utils.KVBlockZeroer(
+        torch.device("cpu"), groups, [4, 2, 4], context, 7
+    )
+    zeroer.zero_block_ids([2, 5])
+    for layer in layers.values():
+        blocks = layer.reshape(7, -1)
+        assert not blocks[[2, 5]].any()
+        assert blocks[[0, 1, 3, 4, 6]].all()
+    beside = layers["strided"]._base
+    assert beside is not None
+    assert beside[:, [0, 2]].all()
 
 
 def test_context_parallelism_is_refused() -> None:

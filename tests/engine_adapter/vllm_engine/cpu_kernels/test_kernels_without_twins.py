@@ -12,6 +12,9 @@ from tests.engine_adapter.vllm_engine.support.interpreted import GPU
 
 pytestmark = pytest.mark.needs_vllm
 
+SHARED = "vllm.v1.worker.utils"
+"""A module beside `GPU` whose kernels both runners launch."""
+
 WITHOUT: dict[str, tuple[str, set[str]]] = {
     "cp_utils": ("context parallelism, not on CPU", {"_dcp_local_seq_lens_kernel"}),
     "metrics.logits": ("only with VLLM_COMPUTE_NANS_IN_LOGITS", {"_num_nans_kernel"}),
@@ -87,14 +90,15 @@ WITHOUT: dict[str, tuple[str, set[str]]] = {
 
 
 def launched_kernels() -> Iterator[tuple[str, str]]:
-    """Module below `GPU` and name of each function of Triton's that the package launches."""
-    spec = find_spec(GPU)
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent
+    """Module and name of each function of Triton's that the package or `SHARED` launches.
+
+    Modules of the package have their names below `GPU`.
+    """
+    folder, shared = _file_of(GPU).parent, _file_of(SHARED)
     defined, launched = [], set()
-    for path in sorted(folder.rglob("*.py")):
-        module = ".".join(path.relative_to(folder).with_suffix("").parts)
+    for path in [*sorted(folder.rglob("*.py")), shared]:
+        below = path != shared
+        module = ".".join(path.relative_to(folder).with_suffix("").parts) if below else SHARED
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
                 if any("triton." in ast.unparse(each) for each in node.decorator_list):
@@ -102,6 +106,13 @@ def launched_kernels() -> Iterator[tuple[str, str]]:
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 launched.add(ast.unparse(node.func.value).rpartition(".")[2])
     return ((module, name) for module, name in defined if name in launched)
+
+
+def _file_of(module: str) -> Path:
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin)
 
 
 def test_every_launched_kernel_has_a_twin_or_a_reason() -> None:

@@ -18,9 +18,6 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "two engines": ([], {"data_parallel_size": 2}, "data_parallel_size"),
     "compiled models": ([], {"enforce_eager": False}, "enforce_eager"),
 }
-HYBRID: Any = SimpleNamespace(
-    model_config=SimpleNamespace(is_hybrid=True, hf_text_config=SimpleNamespace(model_type="jamba"))
-)
 
 
 @pytest.fixture
@@ -51,7 +48,6 @@ def test_nothing_of_it_is_refused_on_v1(
     proposers: list[dict[str, Any]], given: dict[str, Any], _: str
 ) -> None:
     model_runner.check_settings(config("m", proposers, **given))
-    model_runner.check_target(HYBRID)
 
 
 @pytest.mark.usefixtures("v2")
@@ -66,13 +62,6 @@ def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vars(compat), "current_platform", SimpleNamespace(is_cpu=lambda: False))
     with pytest.raises(EngineConfigError, match=f"^{model_runner.VARIABLE}: .*a GPU"):
         model_runner.check_settings(config())
-
-
-@pytest.mark.usefixtures("v2")
-def test_recurrent_layers_are_refused() -> None:
-    with pytest.raises(EngineConfigError, match=r"^model: jamba: .*recurrent layers"):
-        model_runner.check_target(HYBRID)
-    model_runner.check_target(SimpleNamespace(model_config=SimpleNamespace(is_hybrid=False)))
 
 
 @pytest.mark.parametrize(("value", "method"), [("0", "custom_class"), ("1", "ngram")])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine_adapter.vllm_engine import compat, state_layers
-from engine_adapter.vllm_engine.gateway import arguments, preflight
+from engine_adapter.vllm_engine.gateway import arguments, model_runner, preflight
 from tests.engine_adapter.vllm_engine.gateway.model_folders import (
     LLAMA,
     MakeModel,
@@ -120,7 +120,6 @@ def test_a_target_whose_states_follow_drafts_is_accepted(
     ("target", "on_cpu", "setting", "reason"),
     [
         (Target(attention=False), True, "model", "plamo2 has no attention beside recurrent layers"),
-        (Target("MambaMixer2"), False, "model", "which are proven on CPU only"),
         (Target("MambaMixer"), True, "model", "(MambaMixer: it never reads how many drafts were"),
         (Target("NewLayer", "ShortConv"), True, "model", "(NewLayer: it is not proven)"),
         (Target(state_layers.GATED_DELTA), True, "dtype", "must be bfloat16 for plamo2 on a CPU"),
@@ -133,6 +132,22 @@ def test_a_target_whose_states_cannot_follow_drafts_is_refused_before_it_is_load
     error = refusal(lambda: target.check(monkeypatch, on_cpu=on_cpu))
     assert error.setting == setting
     assert reason in str(error)
+
+
+def test_on_v1_recurrent_layers_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(model_runner.VARIABLE, "0")
+    error = refusal(lambda: Target("MambaMixer2").check(monkeypatch, on_cpu=False))
+    assert error.setting == "model"
+    assert "which are proven on CPU only" in str(error)
+
+
+def test_on_v2_recurrent_layers_are_as_good_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What refuses V2 on a GPU is `check_settings`, for every target."""
+    monkeypatch.setenv(model_runner.VARIABLE, "1")
+    Target("MambaMixer2").check(monkeypatch, on_cpu=False)
+    Target(state_layers.GATED_DELTA, dtype="float16").check(monkeypatch, on_cpu=False)
+    error = refusal(lambda: Target("MambaMixer").check(monkeypatch, on_cpu=False))
+    assert "MambaMixer: it never reads" in str(error)
 
 
 @pytest.mark.parametrize(

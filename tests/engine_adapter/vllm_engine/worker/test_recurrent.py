@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks
+from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks, StateLayerHooks
 
 LENGTHS = {"resumed": 40, "prompt": 30, "drafting": 50, "one": 45}
 """Tokens of each request."""
@@ -99,8 +99,8 @@ def test_a_target_without_recurrent_layers_is_left_alone() -> None:
 # -- refusals --------------------------------------------------------------------------------
 
 
-class Loaded(RecurrentStateHooks, KeepingSpecs):
-    """A runner whose target is loaded, with the hooks."""
+class Loaded(StateLayerHooks, KeepingSpecs):
+    """A runner of either kind whose target is loaded, with the hooks."""
 
 
 @pytest.mark.needs_vllm
