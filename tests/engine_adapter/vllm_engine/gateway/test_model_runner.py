@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from demo import model_path
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import model_runner
@@ -86,7 +87,7 @@ def test_v1_cannot_schedule_asynchronously() -> None:
 @pytest.mark.parametrize("asked", [None, False, True])
 def test_v2_schedules_asynchronously_if_it_is_asked_for(asked: bool | None) -> None:
     given = {} if asked is None else {"async_scheduling": asked}
-    args = engine_args(config("m", [{"name": "ngram"}], **given), 4, None)
+    args = engine_args(config(str(model_path("target")), [{"name": "ngram"}], **given), 4, None)
     assert args.async_scheduling is bool(asked)
     scheduler = args.scheduler_cls.rpartition(".")[2]
     assert scheduler == ("SpecgateAsyncScheduler" if asked else "SpecgateScheduler")
