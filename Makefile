@@ -48,7 +48,8 @@ test-newest: $(NEWEST)/.made  ## Runs a part of the engine's tests on the newest
 # Tests of one runner's own code are left out, and tests of what V2 refuses (docs/model-runner-v2.md).
 V2_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py random_plans.py hazards.py faults.py \
 	sampling.py statistics.py structured_output.py prediction.py loading.py confidence_gate.py \
-	draft_limits.py engine_distribution.py lora.py)
+	draft_limits.py engine_distribution.py lora.py) \
+	$(ENGINE_TESTS)/worker/drafting/test_tensor_parallel.py
 
 ASYNC_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py hazards.py faults.py sampling.py \
 	statistics.py structured_output.py prediction.py loading.py confidence_gate.py)

@@ -317,8 +317,8 @@ PATCHES = {
     "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
     "v2_kernels.patch_v2_kernels": "the kernels of `v2_kernels.twins`, in the modules v2_*; "
     "triton_utils.triton.next_power_of_2, v2_ngram.HAS_TRITON",
-    "v2_kernels.patch_v2_runner": "vllm_config.HAS_TRITON and gpu_worker.HAS_TRITON, on CPU with "
-    "model runner V2",
+    "v2_kernels.patch_v2_runner": "gpu_worker.HAS_TRITON, on CPU with model runner V2",
+    "triton_check.patch_triton_check": "vllm_config.HAS_TRITON, on CPU with model runner V2",
     "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",
     "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",
     "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, or v2_cpu_model_runner's, while "

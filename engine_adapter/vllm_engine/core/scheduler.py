@@ -26,6 +26,7 @@ from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
 from engine_adapter.vllm_engine.patches.fatal_dump import patch_fatal_dump
 from engine_adapter.vllm_engine.patches.grammars import patch_grammar_compiler
 from engine_adapter.vllm_engine.patches.log_filters import silence_rejected_tokens
+from engine_adapter.vllm_engine.patches.triton_check import patch_triton_check
 from engine_adapter.vllm_engine.wire import FAILURE, SpecgateConfig, from_extra_args, without_kv
 
 
@@ -157,6 +158,7 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         super().__init__(vllm_config, *args, **kwargs)
         exit_with_parent()
         patch_engine_core()
+        patch_triton_check()
         patch_fatal_dump()
         config = SpecgateConfig.of(vllm_config)
         process_store().budget = config.max_grammar_bytes

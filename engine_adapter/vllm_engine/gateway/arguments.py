@@ -13,6 +13,8 @@ from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import model_runner, placement, ray_backend
+from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling
+from engine_adapter.vllm_engine.patches.triton_check import patch_triton_check
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 
 _MUST_BE_ONE = {
@@ -77,7 +79,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     """
     from vllm import AsyncEngineArgs
 
-    model_runner.prepare()
+    patch_triton_check()
     given = {key: value for key, value in config.arguments.items() if value is not None}
     for name, reason in RESERVED_ARGUMENTS.items():
         if name in given:
@@ -95,7 +97,8 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     if given.get("enable_lora"):
         given["max_cpu_loras"] = lora_registry.max_loaded(given)
     given["structured_outputs_config"] = structured_outputs_config(config)
-    is_async = model_runner.is_async(given)
+    if is_async := model_runner.is_async(given):
+        patch_async_scheduling()
     scheduler = "SpecgateAsyncScheduler" if is_async else "SpecgateScheduler"
     given["async_scheduling"] = is_async
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"

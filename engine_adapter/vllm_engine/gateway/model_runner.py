@@ -14,7 +14,6 @@ from engine_adapter.vllm_engine import compat
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
 _ALONE = {
-    "tensor_parallel_size": "ranks that draft together",
     "data_parallel_size": "several engines",
 }
 
@@ -29,17 +28,6 @@ def name() -> str:
     return "V2 model runner" if is_v2() else "V1 model runner"
 
 
-def prepare() -> None:
-    """Lets vLLM take V2 in this process, if it is asked for: see `patch_v2_runner`."""
-    if is_v2() and compat.current_platform.is_cpu():
-        from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling
-        from engine_adapter.vllm_engine.patches.v2_kernels import patch_v2_runner
-
-        _ = compat.CPUWorker  # its module replaces streams, before the kernels are imported
-        patch_v2_runner()
-        patch_async_scheduling()
-
-
 def is_async(arguments: Mapping[str, Any]) -> bool:
     """Whether steps are scheduled asynchronously.
 
@@ -49,7 +37,7 @@ def is_async(arguments: Mapping[str, Any]) -> bool:
         arguments: vLLM's engine arguments, as the user gives them.
 
     Raises:
-        EngineConfigError: V1 is to schedule asynchronously.
+        EngineConfigError: V1 is to schedule asynchronously, or V2 with several ranks.
     """
     asked = bool(arguments.get("async_scheduling"))
     if asked and not is_v2():
@@ -58,6 +46,9 @@ def is_async(arguments: Mapping[str, Any]) -> bool:
             "must be off on vLLM's model runner V1, where drafts are merged on the CPU after each "
             f"step; set {VARIABLE}=1 for V2",
         )
+    if asked and int(arguments.get("tensor_parallel_size") or 1) > 1:
+        reason = "not yet on vLLM's model runner V2 with several ranks; leave it out"
+        raise EngineConfigError("async_scheduling", reason)
     return asked
 
 

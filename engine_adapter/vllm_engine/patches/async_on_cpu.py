@@ -11,6 +11,8 @@ def patch_async_scheduling() -> None:
     Must run in each process that makes one or changes it: in the gateway's, and in workers, where a
     draft model has a changed copy of the target's.
     """
+    if not compat.current_platform.is_cpu():
+        return
     platform = compat.CpuPlatform
     original = platform.check_and_update_config
     if getattr(original, "keeps_async_scheduling", False):

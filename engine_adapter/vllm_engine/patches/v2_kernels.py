@@ -17,21 +17,19 @@ from engine_adapter.vllm_engine.cpu_kernels import (
     resampling,
 )
 from engine_adapter.vllm_engine.cpu_kernels.launch import CpuKernel, TwinKernel
+from engine_adapter.vllm_engine.patches.triton_check import needs_twins, patch_triton_check
 
 Row = tuple[Any, dict[str, TwinKernel]]
 """A module of vLLM's, and the twin of each of its kernels."""
 
 
 def patch_v2_runner() -> None:
-    """Lets this process run V2 on a CPU, if `VLLM_USE_V2_MODEL_RUNNER=1` asks for it.
+    """Lets a worker's process run V2 on a CPU, if it needs twins; else it changes nothing.
 
-    vLLM refuses V2 where Triton has no backend. In a process that neither asks for V2 nor lacks a
-    backend nothing is changed. Must run before the engine's configuration is made, and in its
-    worker's process too (`worker/v2_on_cpu.py`).
+    Must run before the worker is made (`worker/worker.py`, `worker/v2_on_cpu.py`).
     """
-    asked = compat.envs.VLLM_USE_V2_MODEL_RUNNER and compat.current_platform.is_cpu()
-    if asked and not compat.triton_utils.HAS_TRITON:
-        compat.vllm_config.HAS_TRITON = True
+    if needs_twins():
+        patch_triton_check()
         compat.gpu_worker.HAS_TRITON = True  # the worker asks too since 0.33
         patch_v2_kernels()
 

@@ -1,6 +1,6 @@
 """vLLM's own worker for CPUs, ready for its model runner V2: an engine's argument `worker_cls`.
 
-An engine's process imports it before it makes the runner. Specgate's engine does not: it runs V1.
+Stock vLLM's process imports it before it makes the runner. Specgate's worker is `worker.CPUWorker`.
 """
 
 from engine_adapter.vllm_engine import compat

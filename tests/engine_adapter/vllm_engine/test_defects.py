@@ -26,6 +26,7 @@ HOOKS_OF_OURS = {
     "module_names.patch_tp_group",
     "ray_on_cpu.patch_ray_worker",
     "recurrent_layers.patch_recurrent_layers",
+    "triton_check.patch_triton_check",
     "v2_kernels.patch_v2_kernels",
     "v2_kernels.patch_v2_runner",
 }

@@ -15,7 +15,6 @@ from tests.engine_adapter.vllm_engine.gateway.model_folders import config, draft
 pytestmark = pytest.mark.needs_vllm
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
-    "two ranks": ([], {"tensor_parallel_size": 2}, "tensor_parallel_size"),
     "two engines": ([], {"data_parallel_size": 2}, "data_parallel_size"),
     "compiled models": ([], {"enforce_eager": False}, "enforce_eager"),
 }
@@ -54,7 +53,7 @@ def test_nothing_of_it_is_refused_on_v1(
 @pytest.mark.usefixtures("v2")
 def test_models_lookups_and_adapters_are_not_refused() -> None:
     proposers = [draft("m", draft_sampling="probabilistic"), {"name": "ngram"}, {"name": "grammar"}]
-    given = {"tensor_parallel_size": 1, "enable_lora": True}
+    given = {"tensor_parallel_size": 2, "enable_lora": True}
     model_runner.check_settings(config("m", proposers, **given))
 
 
@@ -80,6 +79,13 @@ def test_v1_cannot_schedule_asynchronously() -> None:
     assert not model_runner.is_async({"async_scheduling": False})
     with pytest.raises(EngineConfigError, match="must be off on vLLM's model runner V1") as refused:
         model_runner.is_async({"async_scheduling": True})
+    assert refused.value.setting == "async_scheduling"
+
+
+@pytest.mark.usefixtures("v2")
+def test_several_ranks_cannot_schedule_asynchronously_yet() -> None:
+    with pytest.raises(EngineConfigError, match="not yet .* with several ranks") as refused:
+        model_runner.is_async({"async_scheduling": True, "tensor_parallel_size": 2})
     assert refused.value.setting == "async_scheduling"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches import v2_kernels
+from engine_adapter.vllm_engine.patches.triton_check import patch_triton_check
 
 
 @pytest.mark.parametrize(
@@ -26,20 +27,24 @@ def test_twins_are_installed_on_a_cpu_without_triton_that_runs_v2(
     installed: bool,
 ) -> None:
     calls: list[None] = []
-    config = SimpleNamespace(HAS_TRITON=has_triton)
+    config, worker = SimpleNamespace(HAS_TRITON=has_triton), SimpleNamespace(HAS_TRITON=has_triton)
     replaced = {
         "envs": SimpleNamespace(VLLM_USE_V2_MODEL_RUNNER=asked),
         "current_platform": SimpleNamespace(is_cpu=lambda: on_cpu),
         "triton_utils": SimpleNamespace(HAS_TRITON=has_triton),
         "vllm_config": config,
-        "gpu_worker": SimpleNamespace(),
+        "gpu_worker": worker,
     }
     for name, value in replaced.items():
         monkeypatch.setitem(vars(compat), name, value)
     monkeypatch.setattr(v2_kernels, "patch_v2_kernels", lambda: calls.append(None))
+    patch_triton_check()  # of a process without the kernels
+    assert config.HAS_TRITON is (installed or has_triton)
+    assert worker.HAS_TRITON is has_triton
+    config.HAS_TRITON = has_triton
     v2_kernels.patch_v2_runner()
     assert bool(calls) is installed
-    assert config.HAS_TRITON is (installed or has_triton)
+    assert config.HAS_TRITON is worker.HAS_TRITON is (installed or has_triton)
 
 
 @pytest.mark.needs_vllm

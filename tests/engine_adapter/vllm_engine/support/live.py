@@ -234,12 +234,21 @@ class Stock:
 
         In log probability. It tells a tie from a mistake also after the texts have parted.
         """
-        output = await self._run(prompt + tokens, 1, prompt_logprobs=1)
-        rows = output.prompt_logprobs[len(prompt) :]
+        rows = await self._prompt_logprobs(prompt, tokens)
         return max(
             max(entry.logprob for entry in row.values()) - row[token].logprob
             for token, row in zip(tokens, rows, strict=True)
         )
+
+    async def logprobs(self, prompt: Prompt, tokens: tuple[int, ...]) -> list[float]:
+        """The log probability of each of `tokens` after the prompt and those before it."""
+        rows = await self._prompt_logprobs(prompt, tokens)
+        return [row[token].logprob for token, row in zip(tokens, rows, strict=True)]
+
+    async def _prompt_logprobs(self, prompt: Prompt, tokens: tuple[int, ...]) -> list[Any]:
+        output = await self._run(prompt + tokens, 1, prompt_logprobs=1)
+        rows: list[Any] = output.prompt_logprobs[len(prompt) :]
+        return rows
 
     async def _run(self, prompt: Prompt, max_tokens: int, **options: Any) -> Any:
         from vllm import SamplingParams

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from engine_adapter.types import GenerationRequest, SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -65,6 +66,23 @@ async def test_a_switch_between_the_sizes_loses_nothing(
     second = await generate(two_ranks, prompt + first.tokens, greedy(24), pinned("whole", 4))
     await stock.check(prompt, first.tokens + second.tokens)
     assert second.counts("whole").accepted == second.counts("whole").drafted
+
+
+@pytest.mark.parametrize("name", ["none", "whole", "split"])
+async def test_the_ranks_sample_the_same_tokens_without_a_seed(
+    two_ranks: Live, stock: Stock, prompts: list[Prompt], name: str
+) -> None:
+    """A rank that had read another token would change the log probabilities of all that follow."""
+    sampling = SamplingOptions(temperature=1.0, max_tokens=24, ignore_eos=True, logprobs=0)
+    spec = pinned(name, 0 if name == "none" else 4)
+    request = GenerationRequest(f"unseeded-{name}", prompts[11], sampling, spec)
+    sampled = [
+        entry.chosen
+        async for delta in two_ranks.engine.generate(request)
+        for entry in delta.logprobs or ()
+    ]
+    want = await stock.logprobs(prompts[11], tuple(token.token_id for token in sampled))
+    assert [token.logprob for token in sampled] == pytest.approx(want, abs=1e-3)
 
 
 async def test_each_draft_model_reports_its_size_and_memory(two_ranks: Live) -> None:
