@@ -92,7 +92,7 @@ async def test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
 
 
 async def test_random_plans_change_no_text(v2: Live, stock: Stock, prompts: list[Prompt]) -> None:
-    await random_plans.fuzz(v2, stock, prompts, steps=100)
+    await random_plans.fuzz(v2, stock, prompts, steps=150)
 
 
 async def test_policies_change_no_text(v2: Live, stock: Stock, prompts: list[Prompt]) -> None:
