@@ -115,7 +115,10 @@ class _Runner(RunnerHooks):
     def verify(self, metadata: Any) -> Any:
         """Prepares the verification of the drafts, and ends it with the sampler's tokens."""
         counts = metadata.num_draft_tokens
-        drafted = self.drafter.sampled_drafts.pop_for_verification(counts)
+        batch = self.input_batch
+        drafted = self.drafter.sampled_drafts.pop_for_verification(
+            batch.req_ids, batch.num_tokens_no_spec, counts
+        )
         generators = self._seed_generators(metadata)
         assert not drafted
         sampling = self.input_batch.sampling_metadata

@@ -84,7 +84,7 @@ def test_v1_cannot_schedule_asynchronously() -> None:
 
 @pytest.mark.usefixtures("v2")
 def test_several_ranks_cannot_schedule_asynchronously_yet() -> None:
-    with pytest.raises(EngineConfigError, match="not yet .* with several ranks") as refused:
+    with pytest.raises(EngineConfigError, match=r"not yet .* with several ranks") as refused:
         model_runner.is_async({"async_scheduling": True, "tensor_parallel_size": 2})
     assert refused.value.setting == "async_scheduling"
 
