@@ -36,7 +36,9 @@ class Quarantine:
         for name in faults:
             times = self._faults.setdefault(name, deque(maxlen=MAX_FAULTS))
             times.append(now_s)
-            if len(times) == MAX_FAULTS and now_s - times[0] <= WINDOW_S:
+            # Steps that were scheduled before the quarantine may report more faults.
+            is_new = name not in self.names
+            if is_new and len(times) == MAX_FAULTS and now_s - times[0] <= WINDOW_S:
                 newly_quarantined.append(name)
         self.names |= frozenset(newly_quarantined)
         return newly_quarantined

