@@ -13,10 +13,6 @@ from engine_adapter.vllm_engine import compat
 
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
-_ALONE = {
-    "data_parallel_size": "several engines",
-}
-
 
 def is_v2() -> bool:
     """Whether V2 is asked for."""
@@ -82,9 +78,6 @@ def check_settings(config: EngineConfig) -> None:
         return
     if not compat.current_platform.is_cpu():
         raise EngineConfigError(VARIABLE, _reason("a GPU"))
-    for name, what in _ALONE.items():
-        if int(config.arguments.get(name) or 1) != 1:
-            raise EngineConfigError(name, _reason(what))
     if config.arguments.get("enforce_eager") is False:
         raise EngineConfigError("enforce_eager", _reason("compiled models"))
 

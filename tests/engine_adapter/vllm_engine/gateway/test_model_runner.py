@@ -15,7 +15,6 @@ from tests.engine_adapter.vllm_engine.gateway.model_folders import config, draft
 pytestmark = pytest.mark.needs_vllm
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
-    "two engines": ([], {"data_parallel_size": 2}, "data_parallel_size"),
     "compiled models": ([], {"enforce_eager": False}, "enforce_eager"),
 }
 
@@ -53,7 +52,7 @@ def test_nothing_of_it_is_refused_on_v1(
 @pytest.mark.usefixtures("v2")
 def test_models_lookups_and_adapters_are_not_refused() -> None:
     proposers = [draft("m", draft_sampling="probabilistic"), {"name": "ngram"}, {"name": "grammar"}]
-    given = {"tensor_parallel_size": 2, "enable_lora": True}
+    given = {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_lora": True}
     model_runner.check_settings(config("m", proposers, **given))
 
 
