@@ -97,7 +97,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     if given.get("enable_lora"):
         given["max_cpu_loras"] = lora_registry.max_loaded(given)
     given["structured_outputs_config"] = structured_outputs_config(config)
-    if is_async := model_runner.is_async(given):
+    if is_async := model_runner.is_async(config.arguments):
         patch_async_scheduling()
     scheduler = "SpecgateAsyncScheduler" if is_async else "SpecgateScheduler"
     given["async_scheduling"] = is_async

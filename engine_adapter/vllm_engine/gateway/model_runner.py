@@ -33,7 +33,8 @@ def is_async(arguments: Mapping[str, Any]) -> bool:
         arguments: vLLM's engine arguments, as the user gives them.
 
     Raises:
-        EngineConfigError: V1 is to schedule asynchronously, or V2 with several ranks.
+        EngineConfigError: V1 is to schedule asynchronously, or V2 with several ranks
+            or engines.
     """
     asked = bool(arguments.get("async_scheduling"))
     if asked and not is_v2():
@@ -42,9 +43,10 @@ def is_async(arguments: Mapping[str, Any]) -> bool:
             "must be off on vLLM's model runner V1, where drafts are merged on the CPU after each "
             f"step; set {VARIABLE}=1 for V2",
         )
-    if asked and int(arguments.get("tensor_parallel_size") or 1) > 1:
-        reason = "not yet on vLLM's model runner V2 with several ranks; leave it out"
-        raise EngineConfigError("async_scheduling", reason)
+    for name, plural in (("tensor_parallel_size", "ranks"), ("data_parallel_size", "engines")):
+        if asked and int(arguments.get(name) or 1) > 1:
+            reason = f"not yet on vLLM's model runner V2 with several {plural}; leave it out"
+            raise EngineConfigError("async_scheduling", reason)
     return asked
 
 

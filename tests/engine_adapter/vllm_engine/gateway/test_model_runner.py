@@ -82,9 +82,10 @@ def test_v1_cannot_schedule_asynchronously() -> None:
 
 
 @pytest.mark.usefixtures("v2")
-def test_several_ranks_cannot_schedule_asynchronously_yet() -> None:
-    with pytest.raises(EngineConfigError, match=r"not yet .* with several ranks") as refused:
-        model_runner.is_async({"async_scheduling": True, "tensor_parallel_size": 2})
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "data_parallel_size"])
+def test_several_ranks_or_engines_cannot_schedule_asynchronously_yet(name: str) -> None:
+    with pytest.raises(EngineConfigError, match=r"not yet .* with several") as refused:
+        model_runner.is_async({"async_scheduling": True, name: 2})
     assert refused.value.setting == "async_scheduling"
 
 
