@@ -152,6 +152,8 @@ class RowTable:
             self._rows[request_id].draft = None  # all its drafts were dropped
             self.planner.evidence.requests.forget_reads(request_id)
         step = self._scheduled[-1]
+        if not scheduled and self._drafts_late:
+            return NO_PLAN  # nothing runs: the report on the newest drafts comes with a later step
         self._end_drafts(step, scheduled, verified)
         before, self._newest = self._newest, PlannedDrafts()
         step.planned = self.num_drafting > 0

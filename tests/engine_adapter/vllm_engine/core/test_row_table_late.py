@@ -66,6 +66,17 @@ def test_a_draft_that_waits_is_counted_in_the_step_that_verifies_it() -> None:
     assert used.seen() == [("r", "ngram", 5, 4, 4, 1)]
 
 
+def test_a_step_that_runs_nothing_does_not_lose_the_drafts_before_it() -> None:
+    rows, used = rows_of(StepPlan({"r": NGRAM}))
+    rows.plan("r")
+    rows.plan()
+    rows.count({"r": (0, 0)})
+    rows.plan("r", verified=("r",))
+    rows.count({})
+    rows.count({"r": (4, 1)}, report=drafted(4))
+    assert used.seen() == [("r", "ngram", 5, 4, 4, 1)]
+
+
 def test_a_fallback_owns_the_drafts_of_its_own_plan() -> None:
     rows, used = rows_of(BOTH, StepPlan({"r": NGRAM}))
     rows.plan("r")
