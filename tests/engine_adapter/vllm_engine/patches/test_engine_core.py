@@ -50,6 +50,7 @@ def test_a_removed_proposers_faults_and_evidence_are_forgotten() -> None:
     evidence = rows.table.planner.evidence
     evidence.observe_drafts([DraftFate("r", "ngram", 5, 5, 5, 5)] * PROVEN_DRAFTS)
     for _ in range(MAX_FAULTS):
+        rows.plan()
         rows.count({}, faults=("ngram",))
     assert not rows.plan("r")
     core = core_of(rows)
