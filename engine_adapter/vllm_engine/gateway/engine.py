@@ -107,7 +107,7 @@ class VllmEngine:
         if self._parsers.are_configured:
             on_progress("loading parsers")
             await asyncio.to_thread(self._parsers.load)
-        on_progress(f"starting vLLM {self._version}: {model_runner.name()}, async scheduling off")
+        on_progress(f"starting vLLM {self._version}: {model_runner.name(self._config.arguments)}")
         await self._supervisor.start(on_progress)
         vocabulary = self._supervisor.child.vocabulary
         if vocabulary is not None:

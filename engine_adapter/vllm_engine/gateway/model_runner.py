@@ -19,9 +19,10 @@ def is_v2() -> bool:
     return bool(compat.envs.VLLM_USE_V2_MODEL_RUNNER)
 
 
-def name() -> str:
-    """The runner's name, to be read."""
-    return "V2 model runner" if is_v2() else "V1 model runner"
+def name(arguments: Mapping[str, Any]) -> str:
+    """The runner's name and its way of scheduling, to be read; see `is_async`."""
+    version, scheduling = "V2" if is_v2() else "V1", "on" if is_async(arguments) else "off"
+    return f"{version} model runner, async scheduling {scheduling}"
 
 
 def is_async(arguments: Mapping[str, Any]) -> bool:

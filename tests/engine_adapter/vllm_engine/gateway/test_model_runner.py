@@ -70,7 +70,10 @@ def test_the_method_is_one_that_the_runner_takes(
     monkeypatch.setenv(model_runner.VARIABLE, value)
     made = model_runner.speculative_config(7)
     assert (made["method"], made["num_speculative_tokens"]) == (method, 7)
-    assert model_runner.name() == f"V{int(value) + 1} model runner"
+    runner = f"V{int(value) + 1} model runner, async scheduling"
+    assert model_runner.name({}) == f"{runner} off"
+    if value == "1":
+        assert model_runner.name({"async_scheduling": True}) == f"{runner} on"
 
 
 @pytest.mark.usefixtures("v1")
