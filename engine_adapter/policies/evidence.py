@@ -157,14 +157,13 @@ class Evidence:
         Returns:
             The tokens that each proposer has to read for that, by index, [J].
         """
-        readers, size = self._readers, len(self._traits)
-        pairs = [(r, readers[m.proposer]) for r, m in drafts if m.proposer in readers]
-        if not pairs:
-            return np.zeros(size)
-        proposers = np.array([proposer for _, proposer in pairs], np.intp)
-        lag = self.requests.mark_read([r for r, _ in pairs], proposers)
-        tokens = np.zeros(size)
-        np.add.at(tokens, proposers, lag)
+        readers, tokens = self._readers, np.zeros(len(self._traits))
+        if not readers:
+            return tokens
+        if pairs := [(r, readers[m.proposer]) for r, m in drafts if m.proposer in readers]:
+            proposers = np.array([proposer for _, proposer in pairs], np.intp)
+            lag = self.requests.mark_read([r for r, _ in pairs], proposers)
+            np.add.at(tokens, proposers, lag)
         return tokens
 
     def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:

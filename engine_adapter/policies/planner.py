@@ -40,7 +40,7 @@ A prime, so that no period of the traffic, such as one of a power of two, hides 
 
 @dataclass(slots=True)
 class PlanNotes:
-    """What a plan means for the learning from its step. Nobody else needs it.
+    """What `Planner.observe` must know of the plan of a step.
 
     Attributes:
         lag: the tokens that each proposer with KV has to read for the plan, by index, [J].

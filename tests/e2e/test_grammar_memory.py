@@ -65,7 +65,7 @@ def outputs(seed: int) -> dict[str, Any]:
 
 
 def body(seed: int) -> dict[str, Any]:
-    # Every sixth goes on until its tokens take too long, if they do.
+    # Every sixth generates until its tokens take too long, if they do.
     tokens = 200 if seed % 18 in (0, 3, 4) else 8
     return {"prompt": "a", "max_tokens": tokens, "structured_outputs": outputs(seed)}
 

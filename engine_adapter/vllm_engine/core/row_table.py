@@ -273,9 +273,9 @@ class RowTable:
     def count_verified(self, request_id: str, drafted: int, accepted: int) -> None:
         """Counts a row's verified drafts for the proposer that drafted them."""
         draft = self._step.verified[request_id]
-        found = drafted if draft.found is None else draft.found
+        length = drafted if draft.found is None else draft.found
         name = draft.proposer
-        self._fates.append(DraftFate(request_id, name, draft.asked, found, drafted, accepted))
+        self._fates.append(DraftFate(request_id, name, draft.asked, length, drafted, accepted))
         self._rows[request_id].tallies[name].add_verified(drafted, accepted)
         self._tally.tallies[name].add_verified(drafted, accepted)
 

@@ -37,18 +37,18 @@ def is_async(arguments: Mapping[str, Any]) -> bool:
         EngineConfigError: V1 is to schedule asynchronously, or V2 with several ranks
             or engines.
     """
-    asked = bool(arguments.get("async_scheduling"))
-    if asked and not is_v2():
+    is_wanted = bool(arguments.get("async_scheduling"))
+    if is_wanted and not is_v2():
         raise EngineConfigError(
             "async_scheduling",
             "must be off on vLLM's model runner V1, where drafts are merged on the CPU after each "
             f"step; set {VARIABLE}=1 for V2",
         )
     for name, plural in (("tensor_parallel_size", "ranks"), ("data_parallel_size", "engines")):
-        if asked and int(arguments.get(name) or 1) > 1:
+        if is_wanted and int(arguments.get(name) or 1) > 1:
             reason = f"not yet on vLLM's model runner V2 with several {plural}; leave it out"
             raise EngineConfigError("async_scheduling", reason)
-    return asked
+    return is_wanted
 
 
 def speculative_config(capacity: int, is_async: bool = False) -> dict[str, Any]:

@@ -19,9 +19,9 @@ def patch_async_scheduling() -> None:
         return
 
     def check_and_update_config(vllm_config: Any) -> None:
-        asked = vllm_config.scheduler_config.async_scheduling
+        is_async = vllm_config.scheduler_config.async_scheduling
         original(vllm_config)
-        vllm_config.scheduler_config.async_scheduling = asked
+        vllm_config.scheduler_config.async_scheduling = is_async
 
     check_and_update_config.keeps_async_scheduling = True  # type: ignore[attr-defined]
     platform.check_and_update_config = staticmethod(check_and_update_config)

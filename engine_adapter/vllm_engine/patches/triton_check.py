@@ -8,8 +8,8 @@ def needs_twins() -> bool:
 
     V2 must be asked for with `VLLM_USE_V2_MODEL_RUNNER=1`.
     """
-    asked = compat.envs.VLLM_USE_V2_MODEL_RUNNER and compat.current_platform.is_cpu()
-    return bool(asked) and not compat.triton_utils.HAS_TRITON
+    is_v2 = compat.envs.VLLM_USE_V2_MODEL_RUNNER and compat.current_platform.is_cpu()
+    return bool(is_v2) and not compat.triton_utils.HAS_TRITON
 
 
 def patch_triton_check() -> None:

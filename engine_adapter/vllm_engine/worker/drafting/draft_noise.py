@@ -43,9 +43,9 @@ class GeneratorNoise:
         self, logits: torch.Tensor, seeds: Sequence[int | None], places: npt.NDArray[np.int64]
     ) -> torch.Tensor:
         """See `DraftNoise.sample`."""
-        own = [(i, seed) for i, seed in enumerate(seeds) if seed is not None]
-        seeded = [i for i, _ in own]
-        mixed = position_seeds([seed for _, seed in own], places[seeded])
+        pairs = [(i, seed) for i, seed in enumerate(seeds) if seed is not None]
+        seeded = [i for i, _ in pairs]
+        mixed = position_seeds([seed for _, seed in pairs], places[seeded])
         generators = draft_generators(logits.device).seeded(seeded, mixed)
         sampled, _ = self._sampler.topk_topp_sampler(logits, generators, None, None)
         return sampled.long()

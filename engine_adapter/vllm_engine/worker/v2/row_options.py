@@ -45,10 +45,12 @@ class SamplerStateOptions:
     ) -> None:
         self._sampler, self._rows, self._num_tokens = sampler, rows, num_tokens
         self._samples = samples
-        self._processors = [one for one in sampler.logits_processors if _is_in_use(one, rows)]
+        self._processors = [
+            processor for processor in sampler.logits_processors if _is_in_use(processor, rows)
+        ]
         self._has_min_p = samples and bool(sampler.sampling_states.min_p.np[rows].any())
         self.are_idle = not (self._processors or self._has_min_p)
-        kinds = {type(one).__name__ for one in self._processors}
+        kinds = {type(processor).__name__ for processor in self._processors}
         self.read_drafts = not kinds.issubset(_READS_NO_DRAFTS)
         # int32 [R, drafts so far]; `None` before the first.
         self._drafted: torch.Tensor | None = None
@@ -57,11 +59,11 @@ class SamplerStateOptions:
         self, logits: torch.Tensor, rows: Rows, depth: int
     ) -> tuple[torch.Tensor, Sequence[Any]]:
         """See `RowOptions.apply`."""
-        own = self._rows[rows]
-        (requests,) = to_device(logits.device, own.astype(np.int64))
+        indices = self._rows[rows]
+        (requests,) = to_device(logits.device, indices.astype(np.int64))
         if self._processors:
             logits = self._process(logits, rows, requests, depth)
-        return logits, [_MinP(self._sampler, requests, own)] if self._has_min_p else ()
+        return logits, [_MinP(self._sampler, requests, indices)] if self._has_min_p else ()
 
     def record(self, rows: Rows, tokens: torch.Tensor) -> None:
         """See `RowOptions.record`."""

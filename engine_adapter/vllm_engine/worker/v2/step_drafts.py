@@ -6,6 +6,7 @@ waits for the tokens of this one, and only if a proposer was planned. Places tha
 left out of the step, so neither the target nor the counts see them.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ class VerifiedStep:
         emitted: int64 [R, width], the tokens of each row, on the device.
         counts: int32 [R], how many of them were emitted.
         hidden: [T or more, H], the target's final hidden states of the T tokens read.
+        ready: the event after which tokens that are on their way to the host are there; `None` on
+            a CPU.
     """
 
     scheduled: Any
@@ -39,13 +42,19 @@ class VerifiedStep:
     emitted: torch.Tensor
     counts: torch.Tensor
     hidden: torch.Tensor
+    ready: Any = None
 
     def on_host(self) -> "VerifiedStep":
         """The step with its tokens on their way to the host."""
+        device = self.emitted.device
+        if device.type == "cpu":
+            return self
         emitted, counts = (
             tensor.to("cpu", non_blocking=True) for tensor in (self.emitted, self.counts)
         )
-        return replace(self, emitted=emitted, counts=counts)
+        ready = torch.Event(device)
+        ready.record()
+        return replace(self, emitted=emitted, counts=counts, ready=ready)
 
 
 class StepDrafts:
@@ -90,10 +99,15 @@ class StepDrafts:
     def _draft(self, step: VerifiedStep, ended: Set[str]) -> torch.Tensor:
         """The drafts for the rows of a step, but not for requests that have ended since."""
         runner, batch = self._runner, step.input_batch
-        if runner.device.type != "cpu":
-            torch.accelerator.current_stream().synchronize()
+        if step.ready is not None:
+            step.ready.synchronize()
         rows = batch.idx_mapping_np
-        by_row = runner.input_batch.append(rows, step.emitted.numpy(), step.counts.tolist())
+        is_live: Any = slice(None)
+        if ended:
+            is_live = np.array([id_ not in ended for id_ in batch.req_ids], np.bool_)
+        by_row = runner.input_batch.append(
+            rows[is_live], step.emitted.numpy()[is_live], step.counts.numpy()[is_live].tolist()
+        )
         tokens = np.zeros((len(rows), self._capacity), np.int64)
         if plan := without_requests(step.scheduled.specgate_plan, ended):
             target = TargetStep(
@@ -122,35 +136,44 @@ class LateStepDrafts(StepDrafts):
 
     def __init__(self, runner: Any, capacity: int) -> None:
         super().__init__(runner, capacity)
-        self._step: VerifiedStep | None = None
-        self._ended: set[str] = set()
+        # Steps whose tokens are not in the mirrors yet, the oldest first; with the requests whose
+        # rows are free since, or another request's.
+        self._steps: deque[tuple[VerifiedStep, set[str]]] = deque()
         # Request id -> drafts of a row that no step has verified yet.
         self._waiting: dict[str, list[int]] = {}
 
     def begin_step(self, scheduler_output: Any) -> Any:
-        """See `StepDrafts.begin_step`. The step before gets its drafts here."""
-        self._ended |= scheduler_output.finished_req_ids
-        self._ended |= scheduler_output.preempted_req_ids or set()
+        """See `StepDrafts.begin_step`. The step before gets its drafts here.
+
+        If none was planned for it, nothing waits for its tokens: they are taken a step later.
+        """
+        ended = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
+        ended |= {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        for _, of_step in self._steps:
+            of_step |= ended
         self.report, self.drafts = None, {}
         if not scheduler_output.total_num_scheduled_tokens:
             return scheduler_output  # vLLM runs nothing, and no report would reach the scheduler
-        if self._step is not None:
-            self._draft_late(self._step)
-        self._step, self._ended = None, set()
+        while self._steps:
+            step, ended = self._steps[0]
+            if len(self._steps) == 1 and not step.scheduled.specgate_plan:
+                break
+            self._steps.popleft()
+            self._draft_late(step, ended)
         return self._with_drafts(scheduler_output)
 
     def after(self, step: VerifiedStep) -> torch.Tensor:
         """See `StepDrafts.after`; the drafts come later."""
-        self._step = step.on_host()
+        self._steps.append((step.on_host(), set()))
         return step.counts.new_zeros((len(step.counts), self._capacity), dtype=torch.int64)
 
     def forget(self, request_id: str) -> None:
         """See `StepDrafts.forget`."""
         self._waiting.pop(request_id, None)
 
-    def _draft_late(self, step: VerifiedStep) -> None:
+    def _draft_late(self, step: VerifiedStep, ended: Set[str]) -> None:
         """Drafts after a step, and writes the drafts where the next one reads them."""
-        drafts = self._draft(step, self._ended)
+        drafts = self._draft(step, ended)
         if self.report is None:
             return
         ids = step.input_batch.req_ids

@@ -46,7 +46,13 @@ class Runner:
         return [self.drafts.get(row, []) for row in range(ROWS)], DraftReport()
 
 
-def scheduled(tokens: dict[str, int], *, ended: tuple[str, ...] = (), plan: Any = PLAN) -> Any:
+def scheduled(
+    tokens: dict[str, int],
+    *,
+    ended: tuple[str, ...] = (),
+    new: tuple[str, ...] = (),
+    plan: Any = PLAN,
+) -> Any:
     """vLLM's `SchedulerOutput`: a row that reads more than one token has places for drafts."""
     return SimpleNamespace(
         specgate_plan=plan,
@@ -57,6 +63,7 @@ def scheduled(tokens: dict[str, int], *, ended: tuple[str, ...] = (), plan: Any 
         },
         finished_req_ids=set(ended),
         preempted_req_ids=None,
+        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
     )
 
 
@@ -145,12 +152,32 @@ def test_no_proposer_is_asked_for_a_request_that_has_ended(
     assert [set(plan.drafts) for plan in runner.plans] == [{"b"}]
 
 
-def test_a_step_without_a_plan_is_not_changed(late: LateStepDrafts, runner: Runner) -> None:
+def test_nothing_waits_for_the_tokens_of_a_step_without_a_plan(
+    late: LateStepDrafts, runner: Runner
+) -> None:
     late.after(verified(plan=StepPlan()))
     own = scheduled({"a": 1, "b": 1})
     assert late.begin_step(own) is own
-    assert (runner.plans, late.report) == ([], None)
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [4, 4, 4, 4]
+    late.after(verified(plan=StepPlan()))
+    late.begin_step(own)  # the first of the two has ended by now
     assert runner.input_batch.num_tokens_no_spec.tolist() == [5, 4, 6, 4]
+    assert (runner.plans, late.report) == ([], None)
+    late.after(verified())
+    late.begin_step(own)
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [7, 4, 10, 4]
+    assert runner.plans == [PLAN]
+
+
+@pytest.mark.parametrize("way", ["ended", "new"])
+def test_a_row_that_is_another_requests_by_then_gets_no_tokens_of_the_one_before(
+    late: LateStepDrafts, runner: Runner, way: str
+) -> None:
+    late.after(verified(plan=StepPlan()))
+    late.begin_step(scheduled({"b": 1}, **{way: ("a",)}))
+    late.after(verified(plan=StepPlan()))
+    late.begin_step(scheduled({"b": 1}))
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [5, 4, 4, 4]
 
 
 def test_a_plan_loses_all_that_is_for_requests_that_have_ended() -> None:
