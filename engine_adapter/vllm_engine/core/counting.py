@@ -67,7 +67,7 @@ class RowDraft:
         asked: the k that was asked for; 0 if none was, or if the plan dropped the draft.
         fallback: the method that drafts where nothing of `proposer` is kept.
         found: tokens that were drafted before the plan cut them, if it may cut them.
-        places: the most tokens that may wait for verification.
+        places: the most tokens that may wait for verification, if they are made late.
         drafted: tokens that wait for verification, if the scheduler did not get them itself.
     """
 
@@ -77,13 +77,6 @@ class RowDraft:
     found: int | None = None
     places: int = 0
     drafted: int = 0
-
-    @classmethod
-    def planned(cls, method: SpecMethod, fallback: SpecMethod | None) -> "RowDraft":
-        """The draft of a plan."""
-        k = method.num_speculative_tokens
-        other = fallback.num_speculative_tokens if fallback else 0
-        return cls(method.proposer, k, fallback, places=max(k, other))
 
 
 @dataclass(slots=True)

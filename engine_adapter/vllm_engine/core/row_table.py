@@ -169,10 +169,17 @@ class RowTable:
     def _drafts_of(self, plan: StepPlan) -> PlannedDrafts:
         """Gives the rows of the plan their drafts."""
         rows, fallbacks = self._rows, plan.fallbacks
-        planned = PlannedDrafts({}, self.planner.notes)
-        for request_id, method in plan.drafts.items():
-            draft = RowDraft.planned(method, fallbacks.get(request_id))
-            rows[request_id].draft = planned.by_request[request_id] = draft
+        drafts = {r: RowDraft(m.proposer, m.num_speculative_tokens) for r, m in plan.drafts.items()}
+        for request_id, draft in drafts.items():
+            rows[request_id].draft = draft
+        for request_id, fallback in fallbacks.items():
+            if draft := drafts.get(request_id):
+                draft.fallback = fallback
+        if self._drafts_late:
+            for draft in drafts.values():
+                other = draft.fallback.num_speculative_tokens if draft.fallback else 0
+                draft.places = max(draft.asked, other)
+        planned = PlannedDrafts(drafts, self.planner.notes)
         for request_id in plan.keeps:  # the lookup is asked for its whole k
             draft = planned.by_request[request_id]
             draft.asked = self.planner.evidence.k_of(draft.proposer)
