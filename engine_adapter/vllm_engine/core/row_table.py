@@ -168,13 +168,13 @@ class RowTable:
 
     def _drafts_of(self, plan: StepPlan) -> PlannedDrafts:
         """Gives the rows of the plan their drafts."""
-        rows, fallbacks = self._rows, plan.fallbacks
+        rows = self._rows
         drafts = {r: RowDraft(m.proposer, m.num_speculative_tokens) for r, m in plan.drafts.items()}
         for request_id, draft in drafts.items():
             rows[request_id].draft = draft
-        for request_id, fallback in fallbacks.items():
-            if draft := drafts.get(request_id):
-                draft.fallback = fallback
+        for request_id, fallback in plan.fallbacks.items():
+            if request_id in drafts:
+                drafts[request_id].fallback = fallback
         if self._drafts_late:
             for draft in drafts.values():
                 other = draft.fallback.num_speculative_tokens if draft.fallback else 0
