@@ -45,28 +45,17 @@ NEWEST_TESTS := $(ENGINE_TESTS)/patches $(ENGINE_TESTS)/core $(addprefix $(ENGIN
 test-newest: $(NEWEST)/.made  ## Runs a part of the engine's tests on the newest supported vLLM.
 	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(NEWEST_TESTS))
 
-# Tests of one runner's own code are left out, and tests of what V2 refuses (docs/model-runner-v2.md).
-V2_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py random_plans.py hazards.py faults.py \
-	sampling.py statistics.py structured_output.py prediction.py loading.py confidence_gate.py \
-	draft_limits.py engine_distribution.py lora.py) \
-	$(ENGINE_TESTS)/worker/drafting/test_tensor_parallel.py
-
 ASYNC_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py hazards.py faults.py sampling.py \
 	statistics.py structured_output.py prediction.py loading.py confidence_gate.py)
 
-V2_PROOFS := $(addprefix $(ENGINE_TESTS)/test_, hybrid.py mtp_hybrid.py)
+test-async: $(VENV)/.test  ## Runs tests of the engine with asynchronous scheduling.
+	ASYNC_SCHEDULING=1 $(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(ASYNC_TESTS))
 
-test-v2: $(VENV)/.test  ## Runs tests of the engine on vLLM's model runner V2, then with asynchronous scheduling.
-	VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(V2_TESTS))
-	VLLM_USE_V2_MODEL_RUNNER=1 ASYNC_SCHEDULING=1 \
-		$(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(ASYNC_TESTS))
-
-# Without ARGS, all tests of the engines run on the newest supported vLLM too, and some on V2.
+# Without ARGS, all tests of the engines run on the newest supported vLLM too, and some asynchronously.
 prove: $(VENV)/.test $(VENV)/.ray $(VENV)/.prometheus $(NEWEST)/.made  ## Runs what takes too long for `make test`.
 	$(BIN)/python -m pytest -m prove --timeout 3600 $(ARGS)
 	$(if $(ARGS),,$(NEWEST)/bin/python -m pytest --timeout 3600 tests/engine_adapter)
-	$(if $(ARGS),,$(MAKE) test-v2)
-	$(if $(ARGS),,VLLM_USE_V2_MODEL_RUNNER=1 $(BIN)/python -m pytest -m prove --timeout 3600 $(V2_PROOFS))
+	$(if $(ARGS),,$(MAKE) test-async)
 
 check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
 	$(BIN)/ruff format --check .

@@ -48,12 +48,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
 """The variables that Specgate sets for itself on CPU; stock vLLM gets them too."""
 
 
-OWN_CHOICES = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER")
+OWN_CHOICES = ("VLLM_ENABLE_V1_MULTIPROCESSING",)
 """The variables among them that change what stock vLLM runs."""
 
 

@@ -18,20 +18,13 @@ class Side(StrEnum):
     """One way to run the measured proposer."""
 
     STOCK = "stock"
-    """Stock vLLM with the proposer, on its model runner V1."""
+    """Stock vLLM with the proposer, on the model runner that it chooses: on a CPU V1."""
     STOCK_V2 = "stock-v2"
     """Stock vLLM on its model runner V2, without a proposer."""
     ONE = "one"
     """Specgate with only this proposer loaded."""
-    ONE_V2 = "one-v2"
-    """The same on vLLM's model runner V2."""
     ALL = "all"
     """Specgate with all proposers loaded."""
-
-    @property
-    def is_on_v2(self) -> bool:
-        """Whether it runs on vLLM's model runner V2."""
-        return self in (Side.STOCK_V2, Side.ONE_V2)
 
 
 DEFAULT_SIDES = (Side.STOCK, Side.ONE, Side.ALL)
@@ -72,7 +65,7 @@ def loaded_specs(
     """The proposers that Specgate loads to measure one of them.
 
     Args:
-        side: `one` or `one-v2` (the proposer, after the members that it refers to), or `all`.
+        side: `one` (the proposer, after the members that it refers to), or `all`.
         spec: the measured proposer; `None` is decoding without a proposer.
         specs: all proposers.
     """

@@ -82,7 +82,7 @@ class EngineSetup:
         target: path or id of the model.
         method: the proposer that drafts for every request, if any.
         specs: the loaded proposers; `None` is stock vLLM.
-        runner_v2: whether vLLM runs its model runner V2.
+        runner_v2: whether stock vLLM runs its model runner V2.
     """
 
     target: str
@@ -95,7 +95,6 @@ class Stepper:
     """An engine in this thread, stepped by its caller."""
 
     def __init__(self, setup: EngineSetup) -> None:
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(setup.runner_v2))
         from transformers import AutoTokenizer
         from vllm import LLMEngine, SamplingParams
 
@@ -139,6 +138,7 @@ def _stock(setup: EngineSetup) -> tuple[None, Any]:
     from vllm import AsyncEngineArgs
 
     arguments = vllm_arguments()
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(setup.runner_v2))
     if setup.runner_v2:
         from engine_adapter.vllm_engine.worker import v2_on_cpu
 
@@ -187,7 +187,12 @@ def measure_steps(plan: StepPlan, print_line: PrintLine) -> None:
     os.environ.update({**one, **os.environ, **ENVIRONMENT})
     for name, method in specs_by_name(plan.methods, plan.specs).items():
         setups = {
-            side: EngineSetup(plan.target, method, _loaded(side, method, plan.specs), side.is_on_v2)
+            side: EngineSetup(
+                plan.target,
+                method,
+                _loaded(side, method, plan.specs),
+                runner_v2=side == Side.STOCK_V2,
+            )
             for side in supported_sides(plan.sides, method)
         }
         if plan.profile_steps is None:

@@ -64,12 +64,11 @@ NAMES = {
     "RayExecutorV2": "vllm.v1.executor.ray_executor_v2",
     "RayWorkerProc": "vllm.v1.executor.ray_executor_v2",
     "ray_executor_v2": "vllm.v1.executor.ray_executor_v2:",
-    # V1 workers and runners, in which the proposers are hooked.
-    "cpu_worker": "vllm.v1.worker.cpu_worker:",
+    # Workers and model runners V2, in which the proposers are hooked.
     "CPUWorker": "vllm.v1.worker.cpu_worker",
-    "CPUModelRunner": "vllm.v1.worker.cpu_model_runner",
+    "CPUModelRunner": "vllm.v1.worker.cpu.model_runner",
     "GPUWorker": "vllm.v1.worker.gpu_worker:Worker",
-    "GPUModelRunner": "vllm.v1.worker.gpu_model_runner",
+    "GPUModelRunner": "vllm.v1.worker.gpu.model_runner",
     "MemorySnapshot": "vllm.utils.mem_utils",
     # What a draft model's forward pass needs. `DraftModelProposer` loads the model and builds
     # its attention groups and CUDA-graph keys; the drafting itself is ours.
@@ -107,16 +106,9 @@ NAMES = {
     "short_conv": "vllm.model_executor.layers.mamba.short_conv:",
     "ssu_dispatch": "vllm.model_executor.layers.mamba.ops.ssu_dispatch:",
     # Verification: the plain sampler and what it applies are vLLM's, the rules are ours.
-    "BUILTIN_LOGITS_PROCESSORS": "vllm.v1.sample.logits_processor",
-    "LogitsProcessors": "vllm.v1.sample.logits_processor",
-    "PIN_MEMORY": "vllm.utils.torch_utils",
     "apply_top_k_top_p": "vllm.v1.sample.ops.topk_topp_sampler",
-    "build_logitsprocs": "vllm.v1.sample.logits_processor",
-    "sampler": "vllm.v1.sample.sampler:",
-    "SamplerOutput": "vllm.v1.outputs",
     # Model runner V2: the modules of the kernels that have twins for CPUs, and what finds them.
     "BaseSpeculator": "vllm.v1.worker.gpu.spec_decode.speculator",
-    "CPUModelRunnerV2": "vllm.v1.worker.cpu.model_runner:CPUModelRunner",
     "DraftTokenIds": "vllm.v1.outputs",
     "LoraState": "vllm.v1.worker.gpu.lora_utils",
     "LogitsContext": "vllm.v1.worker.gpu.sample.logits_processor.interface",
@@ -137,11 +129,8 @@ NAMES = {
     "v2_logprob": "vllm.v1.worker.gpu.sample.logprob:",
     "v2_min_p": "vllm.v1.worker.gpu.sample.min_p:",
     "v2_mamba_hybrid": "vllm.v1.worker.gpu.model_states.mamba_hybrid:",
-    "v2_ngram": "vllm.v1.worker.gpu.spec_decode.ngram.speculator:",
     "v2_penalties": "vllm.v1.worker.gpu.sample.penalties:",
     "v2_prompt_logprob": "vllm.v1.worker.gpu.sample.prompt_logprob:",
-    "v2_rejection_sampler": "vllm.v1.worker.gpu.spec_decode.rejection_sampler:",
-    "v2_rejection_sampler_utils": "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:",
     "v2_structured_outputs": "vllm.v1.worker.gpu.structured_outputs:",
     "v2_worker_utils": "vllm.v1.worker.utils:",
     # Prometheus: the logger and the classes that it makes its metrics with.

@@ -71,16 +71,9 @@ DEFECTS = {
         "patches/recurrent_layers.py:update_convolution",
         "patches/test_recurrent_layers.py::test_a_state_follows_accepted_drafts",
     ),
-    "recomputed_rows_as_drafts": Defect(
-        "a row that computes a few tokens again after a preemption is taken for one with drafts",
-        ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata",),
-        "worker/recurrent.py:RecurrentStateHooks._recomputed_as_prompt",
-        "worker/test_recurrent.py::"
-        "test_tokens_that_a_resumed_request_computes_again_count_as_its_prompt",
-    ),
     "prompts_before_tokens": Defect(
-        "on model runner V2, a prompt as long as a row with all drafts stands before rows that "
-        "read one token, whose recurrent states are then those before their last accepted tokens",
+        "a prompt as long as a row with all drafts stands before rows that read one token, whose "
+        "recurrent states are then those before their last accepted tokens",
         ("vllm.v1.worker.gpu.model_runner:sort_batch_req_ids",),
         "patches/batch_order.py:patch_batch_order",
         "test_hybrid.py::test_a_prompt_as_long_as_a_verified_row_changes_no_text",
@@ -123,30 +116,12 @@ DEFECTS = {
         "test_hazards.py::test_a_draft_model_with_a_padded_vocabulary_is_the_same_tokenizer",
         upstream=_PULL + "42775",
     ),
-    "seed_offset": Defect(
-        "on CPU, a seeded request whose prompt is read in parts ends the engine",
-        ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync",),
-        "worker/runner.py:RunnerHooks._bookkeeping_sync",
-        "test_hazards.py::test_a_seeded_request_survives_chunked_prefill_and_repeats",
-    ),
-    "end_of_context": Defect(
-        "a row near the end of its context takes the drafts of every row",
-        ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._input_fits_in_drafter",),
-        "worker/runner.py:RunnerHooks._input_fits_in_drafter",
-        "test_hazards.py::test_a_row_near_the_end_of_its_context_does_not_change_others",
-    ),
     "placeholder_drafts": Defect(
         "a row that resumes, or whose prompt but one token is cached, is padded with drafts that "
         "count",
         ("vllm.v1.core.sched.scheduler:Scheduler.schedule",),
         "core/scheduler.py:SpecgateScheduler.__init__",
         "test_hazards.py::test_a_prefix_hit_with_one_token_left_is_not_padded_with_drafts",
-    ),
-    "rejection_on_cpu": Defect(
-        "on CPU, texts that are sampled with drafts have a wrong distribution",
-        ("vllm.v1.sample.rejection_sampler:RejectionSampler",),
-        "worker/verification/verifier.py:Verifier",
-        "test_engine_distribution.py::test_generations_have_the_targets_distribution",
     ),
     "min_p_and_logit_bias": Defect(
         "requests with `min_p` or `logit_bias` are refused as soon as an engine speculates",
@@ -155,31 +130,18 @@ DEFECTS = {
         "test_sampling.py::test_logit_bias_bans_and_forces_tokens",
         upstream=_ISSUE + "42744",
     ),
-    "prompt_logprobs_of_adapters": Defect(
-        "log probabilities of a prompt have the adapters of other rows",
-        ("vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict",),
-        "worker/runner.py:RunnerHooks._get_prompt_logprobs_dict",
-        "test_lora.py::"
-        "test_echoed_log_probabilities_beside_other_requests_are_those_of_the_own_adapter",
-    ),
     "adapters_of_drafts": Defect(
-        "on model runner V2, a step in which a row with drafts has an adapter fails",
+        "a step in which a row with drafts has an adapter fails",
         ("vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs",),
-        "worker/v2/adapters.py:RowAdapters",
+        "worker/adapters.py:RowAdapters",
         "test_lora.py::test_the_text_is_that_of_stock_vllm_with_the_same_adapter",
     ),
-    "prompt_logprobs_of_adapters_on_v2": Defect(
-        "on model runner V2, log probabilities of a prompt have the adapters of other rows",
+    "prompt_logprobs_of_adapters": Defect(
+        "log probabilities of a prompt have the adapters of other rows",
         ("vllm.v1.worker.gpu.sample.prompt_logprob:PromptLogprobsWorker.compute_prompt_logprobs",),
-        "worker/v2/adapters.py:PromptAdapters",
+        "worker/adapters.py:PromptAdapters",
         "test_lora.py::"
         "test_echoed_log_probabilities_beside_other_requests_are_those_of_the_own_adapter",
-    ),
-    "compiled_ranks": Defect(
-        "the first request for log probabilities waits for a compiler, and all others with it",
-        ("vllm.v1.sample.ops.logprobs:batched_count_greater_than",),
-        "patches/logprob_ranks.py:patch_logprob_ranks",
-        "patches/test_logprob_ranks.py::test_vllms_sampler_ranks_tokens_as_before",
     ),
     "token_texts": Defect(
         "every alternative of a log probability is decoded alone, on the event loop",

@@ -5,25 +5,9 @@ read from top to bottom then (docs/upgrading-vllm.md). Long because it is one li
 """
 
 _RUNNER_HOOKS = (
-    "_setup_eagle3_aux_hidden_state_outputs",
-    "_get_eagle3_aux_layers_from_config",
-    "get_kv_cache_spec",
-    "initialize_kv_cache",
-    "initialize_metadata_builders",
-    "_check_and_update_cudagraph_mode",
-    *("_dummy_run", "_dummy_sampler_run"),
-    "_update_states",
-    "_may_reorder_batch",
-    "_build_attention_metadata",
-    "_calc_spec_decode_metadata",
-    "_sample",
-    "_get_spec_decode_draft_probs",
-    "_bookkeeping_sync",
-    "_get_prompt_logprobs_dict",
-    "_input_fits_in_drafter",
-    "propose_draft_token_ids",
-    "_copy_draft_token_ids_to_cpu",
-    "sample_tokens",
+    *("load_model", "get_kv_cache_spec", "initialize_kv_cache"),
+    *("finish_requests", "_remove_request", "add_requests", "update_requests"),
+    *("execute_model", "sample_tokens", "sample", "take_draft_token_ids"),
 )
 
 _DRAFT_HOOKS = (
@@ -47,11 +31,6 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "RayWorkerProc": ("get_node_and_physical_gpu_ids",),
     "CPUModelRunner": _RUNNER_HOOKS,
     "GPUModelRunner": _RUNNER_HOOKS,
-    "CPUModelRunnerV2": (
-        *("load_model", "get_kv_cache_spec", "initialize_kv_cache"),
-        *("finish_requests", "_remove_request", "add_requests", "update_requests"),
-        *("execute_model", "sample_tokens", "sample", "take_draft_token_ids"),
-    ),
     "LoraState": ("make_lora_inputs",),
     "V2Sampler": ("sample",),
     "BaseSpeculator": ("init_cudagraph_manager", "capture", "propose"),
@@ -78,23 +57,11 @@ _SCHEDULER_ATTRIBUTES = (
     *("num_lookahead_tokens", "dynamic_sd_lookup", "_spec_decode_step_blocks"),
 )
 _RUNNER_ATTRIBUTES = (
-    "vllm_config",
-    "model_config",
-    "compilation_config",
-    "device",
-    "drafter",
-    "sampler",
-    "rejection_sampler",
-    "use_aux_hidden_state_outputs",
-    "attn_groups",
-    "input_batch",
-    "requests",
-    *("input_ids", "query_start_loc"),
-    "discard_request_mask",
-    *("uniform_decode_query_len", "cudagraph_dispatcher"),
-    "_draft_token_ids",
-    *("lora_config", "num_prompt_logprobs", "_set_active_loras"),
-    *("_dummy_run", "model", "max_model_len"),
+    *("device", "model", "sampler", "rejection_sampler", "req_states", "max_model_len"),
+    *("vllm_config", "model_config", "compilation_config", "parallel_config"),
+    *("use_aux_hidden_state_outputs", "attn_groups", "kv_cache_config"),
+    *("kernel_block_sizes", "block_tables", "max_num_reqs", "_dummy_run"),
+    *("lora_config", "lora_state", "prompt_logprobs_worker", "_set_active_loras"),
 )
 
 _DRAFT_ATTRIBUTES = (
@@ -163,16 +130,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "kv_cache_block_copies",
         "preempted_req_ids",
     ),
-    "vllm.v1.worker.gpu_input_batch:CachedRequestState": (
-        "num_computed_tokens",
-        "prompt_token_ids",
-    ),
     "vllm.v1.core.sched.output:NewRequestData": (
         *("req_id", "block_ids", "num_computed_tokens", "prefill_token_ids", "sampling_params"),
     ),
     "vllm.v1.core.sched.output:CachedRequestData": (
         "req_ids",
-        "resumed_req_ids",
         "new_block_ids",
         "num_computed_tokens",
     ),
@@ -182,13 +144,6 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "current_platform": ("ray_device_key",),
     "envs": ("environment_variables", "VLLM_USE_V2_MODEL_RUNNER"),
     "ray_executor_v2": ("RayWorkerProc", "ray"),
-    "CPUModelRunnerV2": (
-        *("device", "model", "sampler", "rejection_sampler", "req_states"),
-        *("use_aux_hidden_state_outputs", "attn_groups", "kv_cache_config"),
-        *("kernel_block_sizes", "block_tables", "max_num_reqs"),
-        "compilation_config",
-        *("lora_config", "lora_state", "prompt_logprobs_worker", "_set_active_loras"),
-    ),
     "LoraState": ("lora_ids",),
     "v2_model_runner": ("init_speculator", "Sampler", "sort_batch_req_ids"),
     "v2_gumbel": ("gumbel_sample",),
@@ -217,38 +172,15 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.worker.gpu.async_utils:AsyncOutput": ("model_runner_output",),
     # Model runner V2 on a CPU.
     "triton_utils": ("HAS_TRITON", "triton"),
-    "v2_ngram": ("HAS_TRITON",),
     "vllm_config": ("HAS_TRITON",),
     # The workers.
-    "cpu_worker": ("CPUModelRunner",),
-    "CPUWorker": ("vllm_config", "rank", "model_runner", "use_v2_model_runner"),
-    "GPUWorker": (
-        *("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),
-        "use_v2_model_runner",
-    ),
+    "CPUWorker": ("vllm_config", "rank", "model_runner"),
+    "GPUWorker": (*("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),),
     "vllm.config.cache:CacheConfig": ("get_resolved_kv_cache_layout",),
     "vllm.v1.kv_cache_layout:KVCacheLayout": ("is_layer_compact",),
     "MemorySnapshot": ("free_memory", "torch_memory", "torch_allocated"),
     "CPUModelRunner": _RUNNER_ATTRIBUTES,
     "GPUModelRunner": _RUNNER_ATTRIBUTES,
-    "vllm.v1.worker.gpu_input_batch:InputBatch": (
-        "num_reqs",
-        "req_ids",
-        "req_id_to_index",
-        "block_table",
-        "generators",
-        "logitsprocs",
-        "make_lora_inputs",
-        "num_computed_tokens_cpu",
-        "num_prompt_tokens",
-        "num_tokens_no_spec",
-        "request_lora_mapping",
-        "sampling_metadata",
-        "temperature_cpu",
-        "token_ids_cpu",
-        *("top_k_cpu", "top_p_cpu"),
-    ),
-    "vllm.v1.worker.block_table:MultiGroupBlockTable": ("block_tables",),
     "DraftModelProposer": _DRAFT_ATTRIBUTES,
     "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
     "DFlashProposer": (
@@ -256,20 +188,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("dflash_causal", "parallel_drafting_token_id"),
     ),
     "AttentionLayerBase": ("kv_cache",),
-    "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": (
-        *("num_draft_tokens", "draft_token_ids", "logits_indices"),
-    ),
-    "vllm.v1.sample.sampler:Sampler": ("apply_logits_processors", "topk_topp_sampler"),
     "dump_input": ("prepare_object_to_dump",),
     "parallel_state": ("_TP",),
     "speculative": ("SpeculativeConfig",),
-    "vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor": ("min_p", "min_p_count"),
-    "vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor": (
-        *("biases", "bias_tensor", "logits_slice"),
-    ),
-    "vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor": (
-        *("min_toks", "logits_slice", "restore_logits_slice"),
-    ),
     # The patches of recurrent layers.
     "causal_conv1d": ("causal_conv1d_update_cpu",),
     "custom_ops": ("fused_sigmoid_gating_delta_rule_update_spec_cpu",),
@@ -304,25 +225,23 @@ PATCHES = {
     "grammars.patch_grammar_compiler": "StructuredOutputManager._create_grammar",
     "fatal_dump.patch_fatal_dump": "dump_input.prepare_object_to_dump",
     "log_filters.silence_engine_death": "the logger of AsyncLLM's module",
-    "log_filters.silence_min_p_warning": "the logger of build_logitsprocs' module",
     "log_filters.silence_parser_lines": "the loggers of the packages of ParserManager, "
     "ReasoningParserManager and ToolParserManager",
     "log_filters.silence_rejected_tokens": "the loggers of Scheduler and StructuredOutputManager",
     "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",
-    "logprob_ranks.patch_logprob_ranks": "batched_count_greater_than of sampler",
     "token_texts.patch_token_texts": "convert_ids_list_to_tokens of engine_logprobs",
     "recurrent_layers.patch_recurrent_layers": "causal_conv1d_update and selective_state_update of "
     "mamba_mixer2, causal_conv1d_update and ShortConv.forward_native of short_conv, "
     "gdn_attention._spec_forward",
     "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
     "v2_kernels.patch_v2_kernels": "the kernels of `v2_kernels.twins`, in the modules v2_*; "
-    "triton_utils.triton.next_power_of_2, v2_ngram.HAS_TRITON",
+    "triton_utils.triton.next_power_of_2",
     "v2_kernels.patch_v2_runner": "gpu_worker.HAS_TRITON, on CPU with model runner V2",
     "triton_check.patch_triton_check": "vllm_config.HAS_TRITON, on CPU with model runner V2",
     "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",
     "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",
-    "module_names.patch_cpu_runner": "cpu_worker.CPUModelRunner, or v2_cpu_model_runner's, while "
-    "the worker creates it",
+    "module_names.patch_cpu_runner": "v2_cpu_model_runner.CPUModelRunner, while the worker creates "
+    "it",
     "module_names.patch_init_speculator": "v2_model_runner.init_speculator, while a runner V2 is "
     "made",
     "module_names.patch_sampler": "v2_model_runner.Sampler, while a runner V2 loads its model",
@@ -372,9 +291,6 @@ CONFIGURATIONS = {
 
 MESSAGES = {
     "No common block size": "vllm.v1.worker.utils",
-    "min_p and logit_bias parameters won't work with speculative decoding.": (
-        "vllm.v1.sample.logits_processor"
-    ),
     "Unexpected: grammar rejected tokens": "vllm.v1.core.sched.scheduler",
     "Unexpected: grammar terminated or rejected draft": "vllm.v1.structured_output",
     "Failed to compile grammar": "vllm.v1.structured_output",

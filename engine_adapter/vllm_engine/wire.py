@@ -174,11 +174,10 @@ def switch_to_wire(switch: Switch) -> tuple[str, int, int]:
 def without_kv(scheduler_output: Any) -> set[str]:
     """The requests that lost their drafts and their KV, from vLLM's `SchedulerOutput`.
 
-    They are those that were preempted; for V1 vLLM names them again when they resume. Some may
-    have ended since.
+    They are those that were preempted. Some may have ended since.
     """
     preempted: set[str] = scheduler_output.preempted_req_ids or set()
-    return preempted | scheduler_output.scheduled_cached_reqs.resumed_req_ids
+    return preempted
 
 
 # -- worker to scheduler ---------------------------------------------------------------------

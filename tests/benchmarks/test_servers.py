@@ -65,7 +65,7 @@ async def test_on_a_gpu_servers_have_graphs_and_stock_its_own_choices(
         assert commands[name][commands[name].index("--dtype") + 1] == "bfloat16"
         assert commands[name].count("--dtype") == 1
     assert "--no-async-scheduling" not in commands["stock"]
-    assert "VLLM_USE_V2_MODEL_RUNNER" in commands["stock, without"]
+    assert commands["stock, without"] == ["VLLM_ENABLE_V1_MULTIPROCESSING"]
     assert commands["one, without"] == []
 
 

@@ -27,7 +27,7 @@ def test_a_name_without_a_spec_is_refused() -> None:
 def test_stock_vllm_is_a_side_only_of_methods_that_it_has() -> None:
     every = tuple(Side)
     assert supported_sides(every, None) == list(Side)
-    own = ["one", "one-v2", "all"]
+    own = ["one", "all"]
     assert supported_sides(every, NGRAM) == ["stock", *own]
     assert supported_sides(every, HEADS) == supported_sides(every, CASCADE) == own
 

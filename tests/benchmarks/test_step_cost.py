@@ -20,7 +20,7 @@ from benchmarks.step_cost import (
 from benchmarks.step_times import StepTime
 from tests.benchmarks.fake_systems import HEADS, NGRAM
 
-STEP_MS = {Side.STOCK: 4.0, Side.STOCK_V2: 4.0, Side.ONE: 4.5, Side.ONE_V2: 4.5, Side.ALL: 5.0}
+STEP_MS = {Side.STOCK: 4.0, Side.STOCK_V2: 4.0, Side.ONE: 4.5, Side.ALL: 5.0}
 MODELS_MS = 3.0
 
 

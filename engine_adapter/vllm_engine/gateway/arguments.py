@@ -35,10 +35,13 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 def prepare_environment(config: EngineConfig) -> None:
     """Sets the environment variables that vLLM reads; must run before vLLM is imported.
 
-    It keeps the user's values, with one exception: the memory of each start is measured. Where the
-    user does not ask for vLLM's model runner V2, it is V1.
+    It keeps the user's values, with one exception: the memory of each start is measured.
+
+    Raises:
+        EngineConfigError: see `model_runner.check_variable`.
     """
-    os.environ.setdefault(model_runner.VARIABLE, "0")
+    model_runner.check_variable(os.environ)
+    os.environ[model_runner.VARIABLE] = "1"
     # vLLM would give the KV cache the memory that it had at an earlier start with the same target.
     # The proposers of this start may take more.
     os.environ["VLLM_ENABLE_STARTUP_PLAN"] = "0"
@@ -108,7 +111,7 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
             served_model_name=config.served_model_name,
             worker_cls=f"engine_adapter.vllm_engine.worker.worker.{worker}",
             scheduler_cls=f"engine_adapter.vllm_engine.core.scheduler.{scheduler}",
-            speculative_config=model_runner.speculative_config(capacity, is_async),
+            speculative_config=model_runner.speculative_config(capacity, is_async=is_async),
             additional_config=_own_config(config, progress_pipe),
             **given,
         )

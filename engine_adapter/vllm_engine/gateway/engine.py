@@ -30,8 +30,9 @@ from engine_adapter.types import (
     Switch,
 )
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, model_runner, preflight
+from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, preflight
 from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
+from engine_adapter.vllm_engine.gateway.model_runner import scheduling
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
@@ -107,10 +108,9 @@ class VllmEngine:
         if self._parsers.are_configured:
             on_progress("loading parsers")
             await asyncio.to_thread(self._parsers.load)
-        on_progress(f"starting vLLM {self._version}: {model_runner.name(self._config.arguments)}")
+        on_progress(f"starting vLLM {self._version}: {scheduling(self._config.arguments)}")
         await self._supervisor.start(on_progress)
-        vocabulary = self._supervisor.child.vocabulary
-        if vocabulary is not None:
+        if (vocabulary := self._supervisor.child.vocabulary) is not None:
             on_progress("starting the check of constraints")
             checker = ConstraintChecker.of(self._config, vocabulary)
             await checker.start()

@@ -17,7 +17,6 @@ from engine_adapter.proposers.vocabulary_map import (
     map_vocabularies,
 )
 from engine_adapter.vllm_engine import compat, state_layers
-from engine_adapter.vllm_engine.gateway import model_runner
 from engine_adapter.vllm_engine.gateway.arguments import tokenizer_source
 from engine_adapter.vllm_engine.gateway.proven_models import is_proven
 
@@ -91,7 +90,6 @@ def check_models(config: EngineConfig) -> None:
             model has another tokenizer without an option that allows it, or one of which too
             little maps, or a head's weights do not fit the target.
     """
-    model_runner.check_settings(config)
     revision = config.arguments.get("revision")
     target = _load_config("model", config.model, config, revision)
     _check_layers(target, TARGET_KINDS)
@@ -205,9 +203,8 @@ def check_state(vllm_config: Any) -> None:
     Reads no weights: it asks vLLM's class of the model.
 
     Raises:
-        EngineConfigError: the target has such layers on a GPU under model runner V1, without
-            attention, of a kind that cannot follow rejected drafts, or in a dtype without kernels;
-            or see `check_chunks`.
+        EngineConfigError: the target has such layers without attention, of a kind that cannot
+            follow rejected drafts, or in a dtype without kernels; or see `check_chunks`.
     """
     check_chunks(vllm_config)
     model = vllm_config.model_config
@@ -215,10 +212,6 @@ def check_state(vllm_config: Any) -> None:
     if not model.is_hybrid and not model.is_attention_free:
         return
     kind = model.hf_text_config.model_type
-    on_cpu = compat.current_platform.is_cpu()
-    if not on_cpu and not model_runner.is_v2():  # V2 itself is refused on a GPU: `check_settings`
-        reason = "has recurrent layers, which are proven on CPU only: choose another model"
-        raise EngineConfigError("model", f"{kind} {reason}")
     if model.is_attention_free:
         reason = "no attention beside recurrent layers, and vLLM counts the accepted drafts only of"
         reason += " models that have both: choose another model"
@@ -229,7 +222,7 @@ def check_state(vllm_config: Any) -> None:
         raise EngineConfigError("model", f"{kind}: {fault}")
     dtype = str(model.dtype).removeprefix("torch.")
     if (
-        on_cpu
+        compat.current_platform.is_cpu()
         and dtype != "bfloat16"
         and state_layers.GATED_DELTA in {layer.__name__ for layer in layers}
     ):

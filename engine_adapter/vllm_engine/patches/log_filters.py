@@ -8,21 +8,11 @@ from contextvars import ContextVar
 
 from engine_adapter.vllm_engine import compat
 
-_MIN_P_WARNING = "min_p and logit_bias parameters won't work with speculative decoding."
-
 _GRAMMAR_LINES = (
     "Unexpected: grammar rejected tokens",
     "Unexpected: grammar terminated or rejected draft",
     "Failed to compile grammar",
 )
-
-
-def silence_min_p_warning() -> None:
-    """Drops vLLM's warning that a runner that speculates ignores `min_p` and `logit_bias`.
-
-    Specgate applies both: see `worker.verification.logits_processors`.
-    """
-    _add_once(compat.build_logitsprocs.__module__, _MinPWarning())
 
 
 def silence_engine_death() -> None:
@@ -92,11 +82,6 @@ def _add_once(logger_name: str, silence: logging.Filter) -> None:
     logger = logging.getLogger(logger_name)
     if not any(isinstance(present, type(silence)) for present in logger.filters):
         logger.addFilter(silence)
-
-
-class _MinPWarning(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.msg != _MIN_P_WARNING
 
 
 class _RejectedTokens(logging.Filter):

@@ -9,13 +9,8 @@ from engine_adapter.vllm_engine import compat
 
 @contextmanager
 def patch_cpu_runner(runner: type) -> Iterator[None]:
-    """Within it, vLLM's CPU worker creates a `runner`, over either of vLLM's, as its model runner.
-
-    The worker takes V1 from its own module, and V2 from V2's.
-    """
-    # V2's module is only imported where its kernels can be.
-    is_v2 = compat.envs.VLLM_USE_V2_MODEL_RUNNER
-    module = compat.v2_cpu_model_runner if is_v2 else compat.cpu_worker
+    """Within it, vLLM's CPU worker creates a `runner`, a subclass of vLLM's."""
+    module = compat.v2_cpu_model_runner
     original = module.CPUModelRunner
     module.CPUModelRunner = runner
     try:

@@ -6,15 +6,10 @@ from typing import Any
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.cpu_kernels import (
     block_tables,
-    block_verification,
-    draft_stats,
     inputs,
     logits,
     logprobs,
-    ngram,
     noise,
-    rejection,
-    resampling,
 )
 from engine_adapter.vllm_engine.cpu_kernels.launch import CpuKernel, TwinKernel
 from engine_adapter.vllm_engine.patches.triton_check import needs_twins, patch_triton_check
@@ -40,7 +35,6 @@ def patch_v2_kernels() -> None:
     Raises `ImportError` if a kernel is gone or has other parameters than its twin.
     """
     compat.triton_utils.triton.next_power_of_2 = _next_power_of_2
-    compat.v2_ngram.HAS_TRITON = True  # else the proposer refuses to be made
     for module, name, twin in twins():
         kernel = getattr(module, name, None)
         if kernel is None:
@@ -87,7 +81,7 @@ def twins() -> list[tuple[Any, str, TwinKernel]]:
     ]
     # vLLM 0.33 mixes the step of a draft into its seed.
     by_step = hasattr(compat.v2_gumbel, "spec_step_seed")
-    table += _sampling_twins(by_step) + _drafting_twins(by_step)
+    table += _sampling_twins(by_step)
     return [(module, name, twin) for module, rows in table for name, twin in rows.items()]
 
 
@@ -118,33 +112,6 @@ def _sampling_twins(by_step: bool) -> list[Row]:
                 "_ranks_kernel": logprobs.ranks,
                 "_fill_logprob_token_ids_kernel": logprobs.fill_logprob_token_ids,
             },
-        ),
-    ]
-
-
-def _drafting_twins(by_step: bool) -> list[Row]:
-    return [
-        (
-            compat.v2_rejection_sampler,
-            {
-                "_gather_draft_sampled_kernel": rejection.gather_draft_sampled,
-                "_flatten_sampled_kernel": rejection.flatten_sampled,
-            },
-        ),
-        (
-            compat.v2_rejection_sampler_utils,
-            {
-                "_compute_local_logits_stats_kernel": draft_stats.local_logits_stats,
-                "_compute_cumulative_log_p_kernel": block_verification.cumulative_log_p,
-                "_compute_local_residual_mass_kernel": block_verification.local_residual_mass,
-                "_rejection_kernel": partial(rejection.rejection, BY_STEP=by_step),
-                "_resample_kernel": resampling.resample,
-                "_insert_resampled_kernel": resampling.insert_resampled,
-            },
-        ),
-        (
-            compat.v2_ngram,
-            {"_ngram_scan_kernel": ngram.scan, "_ngram_finalize_kernel": ngram.finalize},
         ),
     ]
 

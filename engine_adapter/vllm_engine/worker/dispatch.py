@@ -1,7 +1,6 @@
-"""Rows -> proposers -> merged drafts. vLLM sees one drafter, which calls the proposer of each row.
+"""Rows -> proposers -> merged drafts: a step's drafts, each row's by the proposer of its plan.
 
-vLLM creates the class by its dotted path (`speculative_config.method = "custom_class"`, a public
-setting) and calls it after the step's tokens are known on the CPU.
+The tokens of the step are on the CPU when it is called.
 
 Under tensor parallelism every rank drafts the same rows, and the scheduler takes rank 0's drafts.
 Ranks stay together because the plan and the quarantined proposers come from the scheduler, and
@@ -56,14 +55,14 @@ class ProposerDispatch:
         self._block_sizes: list[int] = []
 
     def bind(self, runner: Any) -> None:
-        """Takes the runner, which vLLM has not finished when it creates this class."""
+        """Takes the runner, whose batch the dispatch reads."""
         self._runner = runner
         self.host = ProposerHost(self._vllm_config, runner, self.draft)
         self._batches = DraftBatchBuilder(runner, self.host.constraints)
         self.sampled_drafts = SampledDraftStore(runner, self.host.specs, self.host.constraints)
 
     def load_model(self, target: torch.nn.Module) -> None:
-        """Creates every proposer; vLLM calls it when the target is loaded."""
+        """Creates every proposer, once the target is loaded."""
         self.host.load(target)
 
     def install(self, spec: ProposerSpec, proposer: Proposer) -> None:
@@ -131,14 +130,10 @@ class ProposerDispatch:
 
     def _fresh_blocks(self, output: Any) -> list[list[int]]:
         """For each KV cache group, the blocks without content that requests got in this step."""
-        given = [(new.block_ids, new.num_computed_tokens) for new in output.scheduled_new_reqs]
-        cached = output.scheduled_cached_reqs
-        for i, blocks in enumerate(cached.new_block_ids):
-            if blocks is not None:
-                resumed = cached.req_ids[i] in cached.resumed_req_ids
-                given.append((blocks, cached.num_computed_tokens[i] if resumed else 0))
+        new = [(each.block_ids, each.num_computed_tokens) for each in output.scheduled_new_reqs]
+        new += [(blocks, 0) for blocks in output.scheduled_cached_reqs.new_block_ids if blocks]
         return [
-            [block for blocks, filled in given for block in blocks[gid][-(-filled // size) :]]
+            [block for blocks, filled in new for block in blocks[gid][-(-filled // size) :]]
             for gid, size in enumerate(self._block_sizes)
         ]
 

@@ -49,12 +49,6 @@ class TargetStep:
     first_samples: npt.NDArray[np.int64]
     sample_hidden: torch.Tensor
 
-    @staticmethod
-    def first_of(draft_counts: Sequence[int]) -> npt.NDArray[np.int64]:
-        """`first_samples` of rows that follow each other, from the drafts verified of each."""
-        sizes = np.asarray(draft_counts, np.int64) + 1
-        return sizes.cumsum() - sizes
-
     def last_hidden(self, rows: npt.NDArray[np.intp]) -> torch.Tensor:
         """The hidden state from which the newest token of each given row was sampled, [R, H].
 

@@ -10,7 +10,6 @@ from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling
 from engine_adapter.vllm_engine.patches.batch_order import patch_batch_order
-from engine_adapter.vllm_engine.patches.logprob_ranks import patch_logprob_ranks
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
@@ -26,7 +25,6 @@ from engine_adapter.vllm_engine.worker.device_memory import (
 from engine_adapter.vllm_engine.worker.refusal import check_layout, refusing_quantized
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
 from engine_adapter.vllm_engine.worker.trial import Trial
-from engine_adapter.vllm_engine.worker.v2.runner import cpu_runner as cpu_runner_v2
 
 
 class WorkerHooks:
@@ -39,13 +37,12 @@ class WorkerHooks:
         """Loads as vLLM does, with progress lines. The process then exits with its parent."""
         exit_with_parent()
         if compat.current_platform.is_cpu():
-            patch_logprob_ranks()
             patch_rotary_embedding()
             if self.vllm_config.lora_config:
                 patch_lora_masking()
             if self.vllm_config.model_config.is_hybrid:
                 patch_recurrent_layers()
-        if self.use_v2_model_runner and self.vllm_config.model_config.is_hybrid:
+        if self.vllm_config.model_config.is_hybrid:
             patch_batch_order()
         model = self.vllm_config.model_config
         loading = self._progress.stage(f"loading target {model.model}")
@@ -133,8 +130,7 @@ def cpu_worker_class() -> type:
 
         def init_device(self) -> None:
             """Initializes as vLLM does, with Specgate's runner class instead of vLLM's."""
-            runner = cpu_runner_v2() if self.use_v2_model_runner else cpu_runner()
-            with patch_cpu_runner(runner):
+            with patch_cpu_runner(cpu_runner()):
                 super().init_device()
 
     return SpecgateCPUWorker

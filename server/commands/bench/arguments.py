@@ -94,7 +94,7 @@ def add_sides(parser: Parser, *more: Side) -> None:
         choices=[side.value for side in (*DEFAULT_SIDES, *more)],
         help="stock: vLLM; one: Specgate with only that proposer; all: Specgate with all of them "
         "(repeatable; default: these three; the others are compared with the first)"
-        + ("; stock-v2, one-v2: on vLLM's model runner V2" if Side.STOCK_V2 in more else ""),
+        + ("; stock-v2: vLLM on its model runner V2" if Side.STOCK_V2 in more else ""),
     )
 
 

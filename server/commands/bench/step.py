@@ -24,7 +24,7 @@ def make_parser() -> Parser:
         "Compares the CPU time of an engine step with stock vLLM's, without a server.",
     )
     add_models(parser, target="demo")
-    add_sides(parser, Side.STOCK_V2, Side.ONE_V2)
+    add_sides(parser, Side.STOCK_V2)
     add_count(parser, "--streams", 1, "concurrent requests")
     add_count(parser, "--rounds", 60, "turns per side and start")
     add_count(parser, "--starts", 1, "how often the engines are started")

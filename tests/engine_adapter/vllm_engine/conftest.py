@@ -70,7 +70,7 @@ async def start(
     proposers: Sequence[dict[str, Any]], target: str = TARGET, **arguments: Any
 ) -> Live:
     """Starts an engine, by default on the demo target."""
-    if os.environ.get("ASYNC_SCHEDULING"):  # make test-v2
+    if os.environ.get("ASYNC_SCHEDULING"):  # make test-async
         arguments = {"async_scheduling": True, **arguments}
     recorder, registry = Recorder(), CollectorRegistry()
     config = EngineConfig(target, "demo", parse_specs(proposers), None, COMMON | arguments)

@@ -272,7 +272,7 @@ class SampledDraftStore:
         self,
         request_ids: Sequence[str],
         lengths: npt.NDArray[np.integer[Any]],
-        counts: Sequence[int] | npt.NDArray[np.integer[Any]] | None,
+        counts: npt.NDArray[np.integer[Any]],
     ) -> Mapping[int, SampledDraft]:
         """Index of a request -> its sampled drafts, for a step that verifies them.
 
@@ -282,7 +282,7 @@ class SampledDraftStore:
         Args:
             request_ids: those of the step, in the order of its rows.
             lengths: int [R], the committed tokens of each.
-            counts: how many drafts of each are verified; `None` if no draft is.
+            counts: int [R], how many drafts of each are verified.
         """
         if not self._stored:
             return {}
@@ -291,7 +291,7 @@ class SampledDraftStore:
             if (stored := self._stored.pop(request_id, None)) is not None:
                 num_tokens, draft = stored
                 if num_tokens == lengths[row]:
-                    popped[row] = draft.truncated((0 if counts is None else counts[row]) + 1)
+                    popped[row] = draft.truncated(int(counts[row]) + 1)
         return popped
 
     def forget(self, request_ids: Sequence[str]) -> None:

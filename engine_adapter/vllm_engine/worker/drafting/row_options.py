@@ -1,30 +1,63 @@
-"""The options of requests at the next drafts of their rows, as the runner's sampler has them."""
+"""The options of requests at the next drafts of their rows: penalties, bias, bad words, `min_p`.
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+vLLM's sampler keeps the options of each request on the device, and applies them at every position
+that a step verifies. Its processors read the drafts before a position from the rows before it. So
+here a row of logits is given to them as the last of as many rows as it has drafts before it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_adapter.vllm_engine.worker.verification import logits_processors
-from engine_adapter.vllm_engine.worker.verification.layout import DraftLayout
+from engine_adapter.staging import to_device
+from engine_adapter.vllm_engine import compat
+
+Rows = npt.NDArray[np.intp]
+
+_IN_USE: dict[str, Callable[[Any, Rows], Any]] = {
+    "LogitBiasState": lambda state, rows: state.use_logit_bias[rows].any(),
+    "PenaltiesState": lambda state, rows: state.use_penalty[rows].any(),
+    "BadWordsState": lambda state, rows: state.num_bad_words.np[rows].any(),
+}
+"""Class of a processor -> whether it changes the logits of one of these rows."""
+
+_READS_NO_DRAFTS = ("LogitBiasState",)
 
 
-class RowOptions(Protocol):
-    """The options of the R rows of a draft batch: penalties, bias, bad words and the like.
+class RowOptions:
+    """The options of the R rows of a draft batch.
+
+    Args:
+        sampler: vLLM's plain sampler.
+        rows: int [R], the rows' indices among the runner's requests.
+        num_tokens: int64 [R], the committed tokens of each row.
+        samples: a row samples its drafts.
 
     Attributes:
-        are_idle: no option of these rows, or of the batch, changes logits.
+        are_idle: no option of these rows changes logits.
         read_drafts: some depend on the drafts before, which `record` must then take.
     """
 
-    are_idle: bool
-    read_drafts: bool
+    def __init__(
+        self, sampler: Any, rows: Rows, num_tokens: npt.NDArray[np.int64], *, samples: bool
+    ) -> None:
+        self._sampler, self._rows, self._num_tokens = sampler, rows, num_tokens
+        self._samples = samples
+        self._processors = [
+            processor for processor in sampler.logits_processors if _is_in_use(processor, rows)
+        ]
+        self._has_min_p = samples and bool(sampler.sampling_states.min_p.np[rows].any())
+        self.are_idle = not (self._processors or self._has_min_p)
+        kinds = {type(processor).__name__ for processor in self._processors}
+        self.read_drafts = not kinds.issubset(_READS_NO_DRAFTS)
+        # int32 [R, drafts so far]; `None` before the first.
+        self._drafted: torch.Tensor | None = None
 
     def apply(
-        self, logits: torch.Tensor, rows: npt.NDArray[np.intp], depth: int
+        self, logits: torch.Tensor, rows: Rows, depth: int
     ) -> tuple[torch.Tensor, Sequence[Any]]:
         """Applies the options of N rows to logits whose temperature is not applied yet.
 
@@ -36,71 +69,66 @@ class RowOptions(Protocol):
         Returns:
             float32 [N, V], and the processors to apply after the temperature.
         """
-        ...
+        indices = self._rows[rows]
+        (requests,) = to_device(logits.device, indices.astype(np.int64))
+        if self._processors:
+            logits = self._process(logits, rows, requests, depth)
+        return logits, [_MinP(self._sampler, requests, indices)] if self._has_min_p else ()
 
-    def record(self, rows: npt.NDArray[np.intp], tokens: torch.Tensor) -> None:
+    def record(self, rows: Rows, tokens: torch.Tensor) -> None:
         """Takes the next drafts of N rows, int64 [N]."""
-        ...
+        (index,) = to_device(tokens.device, rows.astype(np.int64))
+        column = tokens.new_zeros(len(self._rows), 1, dtype=torch.int32)
+        column[index, 0] = tokens.int()
+        before = () if self._drafted is None else (self._drafted,)
+        self._drafted = torch.cat([*before, column], 1)
 
-    def select(self, index: npt.NDArray[np.intp]) -> "RowOptions":
+    def select(self, index: Rows) -> "RowOptions":
         """Those of the rows at `index`, before any of their drafts."""
-        ...
+        rows, num_tokens = self._rows[index], self._num_tokens[index]
+        return RowOptions(self._sampler, rows, num_tokens, samples=self._samples)
 
-
-class MetadataOptions:
-    """Those of runner V1, whose sampler reads the whole batch's `SamplingMetadata`.
-
-    Args:
-        sampler: vLLM's plain sampler.
-        metadata: of the whole batch of B rows.
-        rows: int [R], the rows' indices in that batch.
-        num_rows: B.
-        samples: a row samples its drafts.
-
-    Attributes:
-        are_idle, read_drafts: see `RowOptions`.
-    """
-
-    def __init__(
-        self,
-        sampler: Any,
-        metadata: Any,
-        rows: npt.NDArray[np.intp],
-        num_rows: int,
-        *,
-        samples: bool,
-    ) -> None:
-        self._sampler, self._metadata, self._rows = sampler, metadata, rows
-        self._num_rows, self._samples = num_rows, samples
-        self.are_idle = logits_processors.are_idle(metadata, samples=samples)
-        self.read_drafts = not self.are_idle and logits_processors.reads_outputs(metadata)
-        self._drafted: list[list[int]] = [[] for _ in rows]
-
-    def apply(
-        self, logits: torch.Tensor, rows: npt.NDArray[np.intp], depth: int
-    ) -> tuple[torch.Tensor, Sequence[Any]]:
-        """See `RowOptions.apply`."""
-        layout = DraftLayout(self._rows[rows], depth, self._num_rows, logits.device)
-        outputs: list[list[int]] = []
-        if self.read_drafts:
-            before = self._metadata.output_token_ids
-            outputs = [before[self._rows[row]] + self._drafted[row] for row in rows]
-        expanded = logits_processors.expand_metadata(self._metadata, layout, outputs, {})
-        expanded = replace(expanded, thinking_budget_state_holder=None)
-        limited = self._sampler.apply_logits_processors(logits, expanded, False)
-        return limited, expanded.logitsprocs.argmax_invariant
-
-    def record(self, rows: npt.NDArray[np.intp], tokens: torch.Tensor) -> None:
-        """See `RowOptions.record`."""
-        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
-            self._drafted[row].append(token)
-
-    def select(self, index: npt.NDArray[np.intp]) -> "MetadataOptions":
-        """See `RowOptions.select`."""
-        return MetadataOptions(
-            self._sampler,
-            self._metadata,
-            self._rows[index],
-            self._num_rows,
-            samples=self._samples,
+    def _process(
+        self, logits: torch.Tensor, rows: Rows, requests: torch.Tensor, depth: int
+    ) -> torch.Tensor:
+        """The logits [N, V] after the processors; `requests`: int64 [N], in the sampler."""
+        before = depth if self.read_drafts else 0  # rows of logits that only hold a draft
+        lengths = self._num_tokens[rows] + depth
+        index, last = to_device(logits.device, rows.astype(np.int64), lengths - 1)
+        tokens = requests.new_zeros(len(rows), before + 1, dtype=torch.int32)
+        wide = logits
+        if before:
+            assert self._drafted is not None
+            tokens[:, 1:] = self._drafted[index]
+            wide = logits.new_zeros(len(rows) * (before + 1), logits.shape[1])
+            wide[before :: before + 1] = logits
+        place = torch.arange(before + 1, dtype=torch.int32, device=logits.device)
+        context = compat.LogitsContext(
+            expanded_idx_mapping=requests.repeat_interleave(before + 1),
+            idx_mapping=requests,
+            idx_mapping_np=self._rows[rows],
+            expanded_local_pos=place.repeat(len(rows)),
+            input_ids=tokens.view(-1),
+            pos=(last[:, None] + (place - before)).view(-1),
+            seq_lens_upper_bound_np=lengths,
         )
+        for processor in self._processors:
+            wide = processor.apply(wide, context)
+        return wide[before :: before + 1]
+
+
+class _MinP:
+    """`min_p` of N rows, as a processor that follows the temperature."""
+
+    def __init__(self, sampler: Any, requests: torch.Tensor, rows: Rows) -> None:
+        self._states, self._requests, self._rows = sampler.sampling_states, requests, rows
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Removes the tokens below a share of the likeliest one's probability, in place."""
+        self._states.apply_min_p(logits, self._requests, self._rows)
+        return logits
+
+
+def _is_in_use(processor: Any, rows: Rows) -> bool:
+    in_use = _IN_USE.get(type(processor).__name__)
+    return in_use is None or bool(in_use(processor, rows))

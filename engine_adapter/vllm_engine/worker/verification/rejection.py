@@ -27,7 +27,6 @@ import torch
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import samples, verifies_blocks
 from engine_adapter.staging import joined, to_device
-from engine_adapter.vllm_engine import compat
 
 
 def sampling_bytes(specs: Iterable[ProposerSpec], num_rows: int, vocab_size: int) -> int:
@@ -65,17 +64,15 @@ class SampledDraft:
 
 
 class SpeculativeSampling:
-    """A logits processor: leaves the plain sampler only the tokens that the rules emit.
+    """Leaves the noise of the sampler only the tokens that the rules emit.
 
-    It comes last, so its input is the target's distribution after every other option of the
-    request. At an accepted draft only that token remains; after the accepted drafts the residual.
+    Its input is the target's distribution after every option of the request. At an accepted draft
+    only that token remains; after the accepted drafts the residual.
 
     Args:
         drafts: row -> its sampled drafts: those that were scheduled, or one more.
         starts: int64 [B], the first position of each row.
         device: of the logits.
-        top_k: int [T + B] and top_p: float [T + B], per position, or `None` where they are applied
-            already; the sampler must not apply them again.
     """
 
     def __init__(
@@ -83,10 +80,7 @@ class SpeculativeSampling:
         drafts: Mapping[int, SampledDraft],
         starts: npt.NDArray[np.integer[Any]],
         device: torch.device,
-        top_k: torch.Tensor | None = None,
-        top_p: torch.Tensor | None = None,
     ) -> None:
-        self._top_k, self._top_p = top_k, top_p
         # N rows with S drafts in all; `first` is the first draft of each among all.
         lengths = np.array([len(draft.tokens) for draft in drafts.values()])
         first = np.cumsum(lengths) - lengths
@@ -109,13 +103,8 @@ class SpeculativeSampling:
         self._positions, self._tokens, self._block = staged[4:]
         self._q = joined([draft.probabilities for draft in drafts.values()])
 
-    def is_argmax_invariant(self) -> bool:
-        """True: greedy rows never have sampled drafts, so vLLM may skip it for them."""
-        return True
-
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Rewrites the logits [T + B, V] of the drafted positions, in place where it can."""
-        logits = compat.apply_top_k_top_p(logits, self._top_k, self._top_p)
         drafted = logits[self._positions]
         p = drafted.softmax(dim=-1, dtype=torch.float32)
         num_accepted, weight = self._accept(p)

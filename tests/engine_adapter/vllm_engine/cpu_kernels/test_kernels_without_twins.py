@@ -67,6 +67,22 @@ WITHOUT: dict[str, tuple[str, set[str]]] = {
             *("_shift_input_ids_kernel", "_shift_input_embeds_kernel"),
         },
     ),
+    "spec_decode.ngram.speculator": (
+        "vLLM's own n-gram proposer",
+        {"_ngram_scan_kernel", "_ngram_finalize_kernel"},
+    ),
+    "spec_decode.rejection_sampler": (
+        "vLLM's own verification",
+        {"_gather_draft_sampled_kernel", "_flatten_sampled_kernel"},
+    ),
+    "spec_decode.rejection_sampler_utils": (
+        "vLLM's own verification",
+        {
+            *("_compute_local_logits_stats_kernel", "_compute_cumulative_log_p_kernel"),
+            *("_compute_local_residual_mass_kernel", "_rejection_kernel"),
+            *("_resample_kernel", "_insert_resampled_kernel"),
+        },
+    ),
     "spec_decode.standalone_ar.speculator": (
         "vLLM's own draft models",
         {"_prepare_prefill_inputs_kernel"},

@@ -11,6 +11,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tests.engine_adapter.vllm_engine.gateway.model_folders import LLAMA, WORDS, MakeModel
 
 
+@pytest.fixture(autouse=True)
+def on_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets the variable that `prepare_environment` sets before the gateway makes configurations."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+
+
 @pytest.fixture
 def make_model(tmp_path: Path) -> MakeModel:
     """Writes a model folder without weights."""

@@ -179,7 +179,7 @@ def test_the_classes_in_dotted_paths_exist() -> None:
     from importlib import import_module
 
     args = engine_args(config(), 5, None)
-    for path in (args.worker_cls, args.scheduler_cls, args.speculative_config["model"]):
+    for path in (args.worker_cls, args.scheduler_cls):
         module, _, name = path.rpartition(".")
         assert isinstance(getattr(import_module(module), name), type)
 

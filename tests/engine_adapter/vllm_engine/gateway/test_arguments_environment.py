@@ -57,9 +57,9 @@ def test_how_threads_wait_is_left_to_a_user_who_says_it(
     assert {n: os.environ[n] for n in WAITING if n in os.environ} == {name: "7"}
 
 
-def test_the_model_runner_is_v1_by_default(environment: pytest.MonkeyPatch) -> None:
+def test_the_model_runner_is_v2(environment: pytest.MonkeyPatch) -> None:
     prepare_environment(config())
-    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 
 def test_no_start_takes_the_memory_plan_of_another(environment: pytest.MonkeyPatch) -> None:

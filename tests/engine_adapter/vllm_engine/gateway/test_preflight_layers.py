@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine_adapter.vllm_engine import compat, state_layers
-from engine_adapter.vllm_engine.gateway import arguments, model_runner, preflight
+from engine_adapter.vllm_engine.gateway import arguments, preflight
 from tests.engine_adapter.vllm_engine.gateway.model_folders import (
     LLAMA,
     MakeModel,
@@ -134,16 +134,7 @@ def test_a_target_whose_states_cannot_follow_drafts_is_refused_before_it_is_load
     assert reason in str(error)
 
 
-def test_on_v1_recurrent_layers_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(model_runner.VARIABLE, "0")
-    error = refusal(lambda: Target("MambaMixer2").check(monkeypatch, on_cpu=False))
-    assert error.setting == "model"
-    assert "which are proven on CPU only" in str(error)
-
-
-def test_on_v2_recurrent_layers_are_as_good_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What refuses V2 on a GPU is `check_settings`, for every target."""
-    monkeypatch.setenv(model_runner.VARIABLE, "1")
+def test_recurrent_layers_are_as_good_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     Target("MambaMixer2").check(monkeypatch, on_cpu=False)
     Target(state_layers.GATED_DELTA, dtype="float16").check(monkeypatch, on_cpu=False)
     error = refusal(lambda: Target("MambaMixer").check(monkeypatch, on_cpu=False))

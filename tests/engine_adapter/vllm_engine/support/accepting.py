@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-
 from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
 
 _RULE = VerifyLayout.accept_matching

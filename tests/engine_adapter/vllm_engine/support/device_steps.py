@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
+from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
 
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.methods import parse_specs
@@ -27,8 +29,6 @@ from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNois
 from engine_adapter.vllm_engine.worker.drafting.weights import NamedDraft
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
 from engine_adapter.vllm_engine.worker.verification import logits_processors
-from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
-from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.proposers.heads import HIDDEN, VOCABULARY
 from tests.engine_adapter.vllm_engine.support.device_cases import (

@@ -2,8 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,7 +180,9 @@ def start_stock(model: str, **arguments: Any) -> Any:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    with on_runner("V1"):
+    # The runner that vLLM chooses on a CPU; the engine of the test's process asks for V2.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
         return AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=model,
@@ -191,14 +192,6 @@ def start_stock(model: str, **arguments: Any) -> Any:
                 **arguments,
             )
         )
-
-
-@contextmanager
-def on_runner(name: str) -> Iterator[None]:
-    """Engines that start in the block have this model runner of vLLM's, V1 or V2."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(name == "V2")))
-        yield
 
 
 class Stock:

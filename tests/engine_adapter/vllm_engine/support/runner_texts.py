@@ -31,20 +31,16 @@ PROMPTS = [
 ]
 
 
-def answers(
-    runner: str, requests: list[dict[str, Any]], speculative_config: dict[str, Any] | None = None
-) -> list[dict[str, Any]]:
+def answers(runner: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The answer to each prompt with each of the `requests`, which are sampling parameters.
 
     All prompts of one request are one batch. The last answer has the counts of vLLM's metrics.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_answers, runner, requests, speculative_config).result(TIMEOUT_S)
+        return pool.submit(_answers, runner, requests).result(TIMEOUT_S)
 
 
-def _answers(
-    runner: str, requests: list[dict[str, Any]], speculative_config: dict[str, Any] | None
-) -> list[dict[str, Any]]:
+def _answers(runner: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner != V1))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order, on any machine
@@ -64,7 +60,6 @@ def _answers(
         seed=0,
         async_scheduling=False,
         disable_log_stats=False,
-        speculative_config=speculative_config,
         **arguments,
     )
     found: list[dict[str, Any]] = []

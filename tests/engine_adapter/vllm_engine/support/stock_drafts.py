@@ -57,8 +57,8 @@ def _run(
     from engine_adapter.config import EngineConfig
     from engine_adapter.vllm_engine.gateway.arguments import prepare_environment
 
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     prepare_environment(EngineConfig(model, "stock", ()))
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if prepare is not None:
         prepare()
     from vllm import EngineArgs

@@ -78,8 +78,8 @@ def _prepare() -> None:
     from engine_adapter.config import EngineConfig
     from engine_adapter.vllm_engine.gateway.arguments import prepare_environment
 
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     prepare_environment(EngineConfig("stock", "stock", ()))
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
 
 
 def _texts(

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from engine_adapter.vllm_engine.worker.v2.exact_match import ExactMatch
-from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
 from engine_adapter.vllm_engine.worker.verification.verifier import VerifyInputs
+
+from engine_adapter.vllm_engine.worker.verification.exact_match import ExactMatch
+from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
 from tests.engine_adapter.vllm_engine.support.exact import Sampling
 from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of
 from tests.engine_adapter.vllm_engine.support.verified_pairs import CPU, PROMPT, V
@@ -25,7 +25,7 @@ class V2Verifier:
     """
 
     def __init__(self, sampling: Sampling) -> None:
-        from engine_adapter.vllm_engine.worker.v2.rule_sampler import RuleSampler
+        from engine_adapter.vllm_engine.worker.verification.rule_sampler import RuleSampler
 
         options = {
             "seed": 7,  # a request keeps its seed when its history grows

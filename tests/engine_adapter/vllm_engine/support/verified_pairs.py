@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 
 from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
-from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 from tests.engine_adapter.vllm_engine.support.exact import Floats, Sampling, distribution
 
 V = 4

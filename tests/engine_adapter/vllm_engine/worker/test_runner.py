@@ -1,4 +1,4 @@
-"""The runner's hooks: seeds, metadata and values that are handed from one hook to another."""
+"""The hooks of runner V2: drafts of each row, and values handed from one hook to another."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,187 +9,134 @@ import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
-from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
-from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool, position_seeds
+from engine_adapter.vllm_engine.worker.request_rows import RequestRows
+from engine_adapter.vllm_engine.worker.runner import RunnerV2Hooks, StepState
+from engine_adapter.vllm_engine.worker.step_drafts import StepDrafts
+
+CAPACITY = 3
 
 
-class Base:
-    """The methods of vLLM's runner that the hooks call."""
+class Drafter:
+    """A dispatch that drafts what it is given, and keeps what it was asked."""
 
-    sampled_with: Any = "nothing"
+    def __init__(self, drafts: dict[int, list[int]]) -> None:
+        self.drafts = drafts
+        self.stored: list[torch.Tensor] = []
+        self.step: Any = None
 
-    def _sample(self, logits: Any, metadata: Any) -> Any:
-        self.sampled_with = metadata
-        return "output"
+    def store_states(self, slots: Any, final: torch.Tensor, auxiliary: Any) -> None:
+        self.stored = [final, *auxiliary]
+
+    def propose(self, plan: Any, step: Any) -> tuple[list[list[int]], DraftReport]:
+        self.step = step
+        return [self.drafts.get(row, []) for row in range(len(step.sampled))], DraftReport()
 
 
-class Hooked(RunnerHooks, Base):
-    query_start_loc: Any
-    input_ids: Any
-    discard_request_mask: Any
-
-    def __init__(self, seeds: dict[int, int], tokens: list[int]) -> None:
+class Hooked(RunnerV2Hooks):
+    def __init__(self, drafts: dict[int, list[int]], plan: Any) -> None:
         self.device = torch.device("cpu")
-        self._step = StepState()
-        self._generators = GeneratorPool(self.device)
-        self.sampled: dict[int, Any] = {}
-        store = SimpleNamespace(pop_for_verification=lambda *_: self.sampled)
-        self.drafter = SimpleNamespace(sampled_drafts=store)
-        self.requests = {
-            f"r{row}": SimpleNamespace(sampling_params=SimpleNamespace(seed=seed))
-            for row, seed in seeds.items()
-        }
-        self.input_batch = SimpleNamespace(
-            num_reqs=len(tokens),
-            req_ids=[f"r{row}" for row in range(len(tokens))],
-            generators={row: torch.Generator() for row in seeds},
-            num_tokens_no_spec=np.array(tokens),
+        self._capacity = CAPACITY
+        states = SimpleNamespace(
+            max_num_reqs=4,
+            max_model_len=16,
+            req_id_to_index={"a": 2, "b": 0},
+            index_to_req_id={2: "a", 0: "b"},
+            num_computed_tokens_np=np.zeros(4, np.int32),
         )
+        self._drafts = StepDrafts(self, CAPACITY)
+        self.input_batch = RequestRows(states)
+        self.drafter: Any = Drafter(drafts)
+        scheduled = SimpleNamespace(specgate_plan=plan, num_scheduled_tokens={"a": 2, "b": 1})
+        self._step = StepState(scheduled, emitted=torch.tensor([[5, 6], [7, 0]]))
 
 
-def metadata(counts: list[int]) -> Any:
-    return SimpleNamespace(num_draft_tokens=counts)
+def step_of_a_and_b() -> Any:
+    """vLLM's `InputBatch` of a step in which `a`, in row 2, verifies one draft, and `b` none."""
+    return SimpleNamespace(
+        req_ids=["a", "b"],
+        idx_mapping_np=np.array([2, 0]),
+        num_tokens=3,
+        logits_indices=torch.tensor([0, 1, 2]),
+        cu_num_logits_np=np.array([0, 2, 3]),
+    )
 
 
-# -- set-up ----------------------------------------------------------------------------------
+def draft(runner: Hooked) -> torch.Tensor:
+    hidden = torch.arange(8.0).view(4, 2)  # the last row is padding
+    return runner.draft(step_of_a_and_b(), {}, hidden, [hidden], torch.tensor([2, 1]))
 
 
 @pytest.mark.needs_vllm
-def test_layers_of_draft_models_keep_every_position_and_the_targets_do_not() -> None:
-    from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
-
-    size = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float32}
-    window = compat.SlidingWindowSpec(**size, sliding_window=48)
-
-    class WithSpecs(Base):
-        def get_kv_cache_spec(self) -> dict[str, Any]:
-            return {"target.0": window, "draft.0": window, "draft.1": window}
-
-    class Runner(Hooked, WithSpecs): ...
-
-    runner = Runner({}, [])
-    # The last layer uses the KV of another one.
-    models: Any = {"draft": SimpleNamespace(layer_names={"draft.0", "draft.1", "draft.2"})}
-    runner.drafter.host = host = object.__new__(ProposerHost)
-    host.draft_models = models
-    specs = runner.get_kv_cache_spec()
-    full = compat.FullAttentionSpec(**size)
-    assert specs == {"target.0": window, "draft.0": full, "draft.1": full}
+def test_each_row_gets_its_own_drafts() -> None:
+    runner = Hooked({2: [1, 2], 0: []}, {"a": 1})
+    assert draft(runner).tolist() == [[1, 2, 0], [0, 0, 0]]
+    given = runner.take_draft_token_ids()
+    assert isinstance(given, compat.DraftTokenIds)
+    assert (given.req_ids, given.draft_token_ids) == (["a"], [[1, 2]])
+    runner._drafts.begin_step(None)
+    assert runner.take_draft_token_ids() is None
 
 
-# -- forward ---------------------------------------------------------------------------------
+def test_dispatch_sees_the_tokens_and_states_of_each_row() -> None:
+    runner = Hooked({}, {"a": 1})
+    draft(runner)
+    step = runner.drafter.step
+    assert step.sampled == [[7], [], [5, 6], []]
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [1, 0, 2, 0]
+    assert step.last_hidden(np.array([2, 0])).tolist() == [[2.0, 3.0], [4.0, 5.0]]
+    assert [len(states) for states in runner.drafter.stored] == [3, 3]
 
 
-def test_only_a_step_with_drafts_has_vllms_metadata() -> None:
-    class WithMetadata(Base):
-        def _calc_spec_decode_metadata(self, drafts: Any, ends: Any) -> str:
-            return "vLLM's"
-
-    class Runner(Hooked, WithMetadata): ...
-
-    runner = Runner({}, [])
-    runner.query_start_loc = SimpleNamespace(gpu=torch.tensor([0, 3, 4, 9, 9]))
-    runner.input_ids = SimpleNamespace(gpu=torch.zeros(16, dtype=torch.int32))
-    ends = np.array([3, 4, 9])
-    assert runner._calc_spec_decode_metadata(np.array([0, 2, 0]), ends) == "vLLM's"
-    plain = runner._calc_spec_decode_metadata(np.array([0, 0, 0]), ends)
-    assert plain.logits_indices.tolist() == [2, 3, 8], "each row's last token"
-    assert (plain.num_draft_tokens, len(plain.draft_token_ids)) == ([0, 0, 0], 0)
+def test_a_step_without_drafts_gives_the_scheduler_none() -> None:
+    runner = Hooked({}, {"a": 1})
+    draft(runner)
+    assert runner.take_draft_token_ids() is None
 
 
-# -- verify ----------------------------------------------------------------------------------
+def test_a_step_without_a_plan_asks_no_proposer_and_follows_the_tokens() -> None:
+    runner = Hooked({2: [1]}, None)
+    assert not draft(runner).any()
+    assert runner.drafter.step is None
+    assert runner.take_draft_token_ids() is None
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [1, 0, 2, 0]
 
 
-def test_a_step_without_drafts_is_sampled_plainly() -> None:
-    runner = Hooked({}, [5, 6])
-    assert runner._sample(None, metadata([0, 0])) == "output"
-    assert runner.sampled_with is None
-    drafted = metadata([0, 1])
-    runner._sample(None, drafted)
-    assert runner.sampled_with is drafted
-
-
-def test_a_step_whose_sampled_drafts_were_all_dropped_is_verified() -> None:
-    runner = Hooked({}, [5, 6])
-    runner.sampled = {1: "draft"}
-    dropped = metadata([0, 0])
-    runner._sample(None, dropped)
-    assert runner.sampled_with is dropped
-    inputs = runner._get_spec_decode_draft_probs(dropped)
-    assert inputs is not None
-    assert inputs.drafts == {1: "draft"}
-
-
-def generators(runner: Hooked) -> Any:
-    """The generators that the verifier gets."""
-    inputs = runner._get_spec_decode_draft_probs(None)
-    assert inputs is not None
-    return inputs.generators
-
-
-def test_generators_are_seeded_by_seed_and_token_for_seeded_rows_only() -> None:
-    runner = Hooked({1: 42}, [5, 30])
-    runner._sample(None, metadata([1, 2]))
-    seeds = {at: g.initial_seed() for at, g in generators(runner).items()}
-    wanted = position_seeds([42] * 3, np.array([30, 31, 32])).tolist()
-    assert seeds == dict(zip((2, 3, 4), wanted, strict=True))
-    assert runner.input_batch.generators[1].initial_seed() == wanted[0]
-
-
-def test_generators_of_rows_that_left_are_forgotten() -> None:
-    runner = Hooked({1: 42}, [5, 30])
-    runner._sample(None, metadata([2, 0]))
-    assert generators(runner)
-    runner.input_batch.generators.clear()
-    runner._sample(None, metadata([2, 0]))
-    assert generators(runner) == {}
-
-
-@pytest.mark.parametrize("discarded", [0, 1])
-def test_a_generator_of_a_row_in_mid_prompt_is_not_wound_back(discarded: int) -> None:
-    """vLLM would, and CPU generators cannot: the engine would die."""
-    seen: list[int] = []
-
-    class WithBookkeeping(Base):
-        def _bookkeeping_sync(self) -> str:
-            seen.extend(self.input_batch.generators)  # type: ignore[attr-defined]
-            return "done"
-
-    class Runner(Hooked, WithBookkeeping): ...
-
-    runner = Runner({0: 1, 1: 2}, [5, 6])
-    mask = np.array([False, False])
-    mask[discarded] = True
-    runner.discard_request_mask = SimpleNamespace(np=mask)
-    assert runner._bookkeeping_sync() == "done"
-    assert seen == [1 - discarded]
-    assert set(runner.input_batch.generators) == {0, 1}
-
-
-# -- draft -----------------------------------------------------------------------------------
-
-
-def test_the_report_leaves_once_with_the_output_of_its_step() -> None:
-    class WithSampling(Base):
+def test_the_report_leaves_with_the_output_of_its_step() -> None:
+    class Sampled(Hooked):
         def sample_tokens(self, grammar_output: Any) -> Any:
-            if grammar_output:
-                step = SimpleNamespace(
-                    total_num_scheduled_tokens=1,
-                    num_scheduled_tokens={"r0": 1},
-                    specgate_plan={"r0": "method"},
-                )
-                slots = SimpleNamespace(slot_mapping=torch.zeros(1))
-                state = torch.zeros(1, 1)
-                self.propose_draft_token_ids(  # type: ignore[attr-defined]
-                    step, [[5]], None, state, state, None, None, slots, None
-                )
-            return SimpleNamespace()
+            return super().sample_tokens(grammar_output)
 
-    class Runner(Hooked, WithSampling): ...
+    class Base:
+        def sample_tokens(self, grammar_output: Any) -> Any:
+            return SimpleNamespace(model_runner_output=SimpleNamespace())
 
-    runner, report = Runner({}, [5]), DraftReport()
-    runner.drafter.store_states = lambda *args: None
-    runner.drafter.propose = lambda plan, step: ([[7]], report)
-    assert not hasattr(runner.sample_tokens(False), "specgate_report")
-    assert runner.sample_tokens(True).specgate_report is report
-    assert not hasattr(runner.sample_tokens(False), "specgate_report")
+    class Runner(Sampled, Base): ...
+
+    runner = Runner({}, {"a": 1})
+    runner._drafts.report = report = DraftReport()
+    assert runner.sample_tokens(None).model_runner_output.specgate_report is report
+    runner._drafts.report = None
+    assert not hasattr(runner.sample_tokens(None).model_runner_output, "specgate_report")
+
+
+@pytest.mark.parametrize(
+    ("models", "sizes", "fits"), [(1, [32], True), (1, [16], False), (0, [16], True)]
+)
+def test_blocks_of_another_size_end_the_start_with_a_draft_model(
+    models: int, sizes: list[int], fits: bool
+) -> None:
+    told: list[tuple[str, str]] = []
+    progress = SimpleNamespace(refuse=lambda setting, reason: told.append((setting, reason)))
+    runner: Any = Hooked({}, None)
+    runner.drafter.host = SimpleNamespace(
+        draft_models=dict.fromkeys(range(models)), progress=progress
+    )
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=32))
+    runner.kv_cache_config = SimpleNamespace(kv_cache_groups=[group])
+    runner.kernel_block_sizes = sizes
+    if fits:
+        runner._check_blocks()
+    else:
+        with pytest.raises(SystemExit):
+            runner._check_blocks()
+    assert [setting for setting, _ in told] == ([] if fits else ["block_size"])

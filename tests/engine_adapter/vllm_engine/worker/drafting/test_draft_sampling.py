@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_adapter.vllm_engine.worker.verification.seeding import position_seeds
 
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.batch import DraftBatch, Drafts
@@ -17,7 +18,6 @@ from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNois
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler, SampledDraftStore
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
-from engine_adapter.vllm_engine.worker.verification.seeding import position_seeds
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
 

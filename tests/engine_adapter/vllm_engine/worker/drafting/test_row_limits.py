@@ -5,6 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
+from engine_adapter.vllm_engine.worker.verification.verifier import _outputs_before
+from tests.engine_adapter.vllm_engine.worker.verification.test_logits_processors import processors
 
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
@@ -12,10 +15,7 @@ from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
 from engine_adapter.vllm_engine.worker.drafting.row_options import MetadataOptions
 from engine_adapter.vllm_engine.worker.verification import logits_processors
-from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
-from engine_adapter.vllm_engine.worker.verification.verifier import _outputs_before
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
-from tests.engine_adapter.vllm_engine.worker.verification.test_logits_processors import processors
 
 pytestmark = pytest.mark.needs_vllm
 

@@ -17,6 +17,7 @@ ROWS, VOCABULARY = 8, 4096
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_what_is_held_in_advance_is_what_verification_takes(rule: str, k: int) -> None:
     from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
+
     from engine_adapter.vllm_engine.worker.verification.rejection import (
         SampledDraft,
         SpeculativeSampling,

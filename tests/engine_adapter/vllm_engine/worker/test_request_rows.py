@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_adapter.vllm_engine.worker.v2.request_rows import RequestRows, RowTables
+from engine_adapter.vllm_engine.worker.request_rows import RequestRows, RowTables
 
 ROWS, CONTEXT, WIDTH = 4, 12, 3
 

@@ -1,4 +1,4 @@
-"""The drafts of a step on vLLM's runner V2: at the end of the step, or late.
+"""The drafts of a step: at its end, or late.
 
 Under asynchronous scheduling the next step is scheduled, with places for drafts, while the device
 still works on this one. Its drafts are made when the next step begins to run: there the main thread

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_adapter.vllm_engine.worker.v2.row_options import SamplerStateOptions
+from engine_adapter.vllm_engine.worker.drafting.row_options import RowOptions
 from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of, verified
 
 pytestmark = pytest.mark.needs_vllm
@@ -39,9 +39,9 @@ OPTIONS: dict[str, Sequence[Mapping[str, Any]]] = {
 }
 
 
-def options_of(sampler: Any, names: Sequence[int], *, samples: bool = True) -> SamplerStateOptions:
+def options_of(sampler: Any, names: Sequence[int], *, samples: bool = True) -> RowOptions:
     lengths = np.array([sum(map(len, TOKENS[name])) for name in names])
-    return SamplerStateOptions(sampler, rows_of(sampler, names), lengths, samples=samples)
+    return RowOptions(sampler, rows_of(sampler, names), lengths, samples=samples)
 
 
 def made(options: Sequence[Mapping[str, Any]]) -> Any:

@@ -1,8 +1,7 @@
-"""The live requests of vLLM's runner V2, in the shape in which dispatch reads a batch of V1's.
+"""The live requests of vLLM's runner, with mirrors on the host of their tokens and blocks.
 
-V2 sorts its batch anew in every step, and keeps the state of a request at one index while it runs.
-That index is the request's row here, so a row stays the same from step to step. Tokens and blocks
-are on the device in V2: mirrors on the host follow them.
+vLLM sorts its batch in every step, and keeps the state of a request at one index while it runs.
+That index is the request's row here, so a row stays the same from step to step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ import torch
 
 
 class RowBlocks:
-    """The blocks of every row in one KV cache group; read like a `BlockTable` of V1's.
+    """The blocks of every row in one KV cache group; vLLM's and their mirror.
 
     Args:
         on_device: int32 [B, W], vLLM's.
@@ -39,7 +38,7 @@ class RowBlocks:
 
 
 class RowTables:
-    """The block tables of every KV cache group; read like a `MultiGroupBlockTable` of V1's.
+    """The block tables of every KV cache group.
 
     Args:
         tables: vLLM's `BlockTables`; `None` before the KV cache has its memory.

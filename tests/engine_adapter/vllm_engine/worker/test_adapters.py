@@ -21,7 +21,7 @@ class Adapter:
 
 def adapters(drafts: dict[str, list[int]]) -> Any:
     """Three requests: `a` with adapter 7, `b` with none, `c` with adapter 9."""
-    from engine_adapter.vllm_engine.worker.v2.adapters import RowAdapters
+    from engine_adapter.vllm_engine.worker.adapters import RowAdapters
 
     made = RowAdapters(4)
     for name, row, number in zip(NAMES, ROWS, (7, None, 9), strict=True):
@@ -40,7 +40,7 @@ def test_each_draft_has_the_adapter_of_its_request() -> None:
 
 
 def test_each_part_of_a_prompt_has_the_adapters_of_its_tokens() -> None:
-    from engine_adapter.vllm_engine.worker.v2.adapters import PromptAdapters
+    from engine_adapter.vllm_engine.worker.adapters import PromptAdapters
 
     class Worker:
         """vLLM's, which reads the states in parts."""

@@ -1,12 +1,11 @@
-"""Specgate's engine on vLLM's model runner V2: its texts are those of plain decoding.
+"""Under asynchronous scheduling the texts are those of plain decoding.
 
-Greedy texts are stock vLLM's on V1. The engine is small, so requests are preempted, prompts are
-read in parts and prefixes are met again. `make test-v2` runs all tests of the engine on V2.
+The engine is small, so requests are preempted, prompts are read in parts and prefixes are met
+again. `make test-async` runs whole files of the engine's tests so.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from tests.engine_adapter.vllm_engine.support.live import (
     Stock,
     generate,
     greedy,
-    on_runner,
     pinned,
 )
 
@@ -44,39 +42,28 @@ SAMPLED: list[dict[str, Any]] = [
 ]
 
 
-@pytest_asyncio.fixture(
-    scope="module",
-    loop_scope="session",
-    params=[False, True],
-    ids=["synchronous", "asynchronous"],
-)
-async def v2(request: pytest.FixtureRequest) -> AsyncIterator[Live]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def overlapped() -> AsyncIterator[Live]:
     """Every method, little KV, and the method `random`, under which rows have random plans."""
-    proposers = [*PROPOSERS, *SAMPLED]
-    async with AsyncExitStack() as stack:
-        with on_runner("V2"):
-            plans = random_plans.random_plans(proposers, async_scheduling=request.param)
-            live = await stack.enter_async_context(plans)
+    async with random_plans.random_plans([*PROPOSERS, *SAMPLED], async_scheduling=True) as live:
         yield live
 
 
-async def test_the_runner_is_v2(v2: Live) -> None:
-    engine: Any = v2.engine
+async def test_two_steps_are_in_flight(overlapped: Live) -> None:
+    engine: Any = overlapped.engine
     config = engine._supervisor.child.vllm_config
-    is_async = config.scheduler_config.async_scheduling
-    # V1's runner has no dispatch under these methods, so it could not have started.
-    assert config.speculative_config.method == ("ngram_gpu" if is_async else "ngram")
-    assert config.max_concurrent_batches == 1 + is_async
+    assert config.scheduler_config.async_scheduling
+    assert config.max_concurrent_batches == 2
 
 
 async def test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
-    v2: Live, stock: Stock, prompts: list[Prompt]
+    overlapped: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     chosen = [list(CHOICES.items())[i % len(CHOICES)] for i in range(len(prompts))]
-    since = len(v2.recorder.steps)
+    since = len(overlapped.recorder.steps)
     results = await asyncio.gather(
         *(
-            generate(v2, prompt, greedy(40), pinned(*choice))
+            generate(overlapped, prompt, greedy(40), pinned(*choice))
             for prompt, choice in zip(prompts, chosen, strict=True)
         )
     )
@@ -87,44 +74,50 @@ async def test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
         if name == "self":
             counts = result.counts(name)
             assert counts.accepted == counts.drafted > 0
-    totals = v2.recorder.totals(since)
+    totals = overlapped.recorder.totals(since)
     assert all(totals[name].accepted > 0 for name in CHOICES if name != "none")
 
 
-async def test_random_plans_change_no_text(v2: Live, stock: Stock, prompts: list[Prompt]) -> None:
-    await random_plans.fuzz(v2, stock, prompts, steps=150)
+async def test_random_plans_change_no_text(
+    overlapped: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    await random_plans.fuzz(overlapped, stock, prompts, steps=150)
 
 
-async def test_policies_change_no_text(v2: Live, stock: Stock, prompts: list[Prompt]) -> None:
+async def test_policies_change_no_text(
+    overlapped: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
     # So few that the policy `load` drafts.
-    await random_plans.fuzz_policies(v2, stock, prompts, steps=100, clients=8)
+    await random_plans.fuzz_policies(overlapped, stock, prompts, steps=100, clients=8)
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["immediate", "new_requests"])
 async def test_fifty_switches_change_no_text(
-    v2: Live, stock: Stock, prompts: list[Prompt], running: bool
+    overlapped: Live, stock: Stock, prompts: list[Prompt], running: bool
 ) -> None:
     await switching.test_fifty_switches_under_sixteen_streams_change_no_output(
-        v2, stock, prompts, running
+        overlapped, stock, prompts, running
     )
 
 
 @pytest.mark.parametrize("options", ["temperature", "penalties", "min_tokens", "everything"])
 async def test_a_seeded_text_is_that_of_plain_decoding(
-    v2: Live, prompts: list[Prompt], options: str
+    overlapped: Live, prompts: list[Prompt], options: str
 ) -> None:
     chosen = sampling.OPTIONS[options]
-    await sampling.test_a_seeded_text_is_that_of_plain_decoding(v2, prompts, chosen)
+    await sampling.test_a_seeded_text_is_that_of_plain_decoding(overlapped, prompts, chosen)
 
 
-async def test_drafts_follow_the_options_of_their_request(v2: Live, prompts: list[Prompt]) -> None:
+async def test_drafts_follow_the_options_of_their_request(
+    overlapped: Live, prompts: list[Prompt]
+) -> None:
     options = draft_limits.OPTIONS["penalties"]
-    await draft_limits.test_drafts_follow_the_options_of_their_request(v2, prompts, options)
+    await draft_limits.test_drafts_follow_the_options_of_their_request(overlapped, prompts, options)
 
 
 @pytest.mark.parametrize("options", ["temperature", "everything"])
 async def test_sampled_drafts_change_no_seeded_text_and_are_accepted(
-    v2: Live, prompts: list[Prompt], options: str
+    overlapped: Live, prompts: list[Prompt], options: str
 ) -> None:
     """The target as its own draft: with a seed by its noise, without by its distribution."""
 
@@ -136,7 +129,9 @@ async def test_sampled_drafts_change_no_seeded_text_and_are_accepted(
             for seed in seeds
         ]
         pairs = zip(prompts, sampled, strict=False)
-        return await asyncio.gather(*(generate(v2, p, s, pinned(name, 5)) for p, s in pairs))
+        return await asyncio.gather(
+            *(generate(overlapped, p, s, pinned(name, 5)) for p, s in pairs)
+        )
 
     plain, *drafted = await asyncio.gather(
         texts("none", [0, 1, 2, 3]),
@@ -152,19 +147,19 @@ async def test_sampled_drafts_change_no_seeded_text_and_are_accepted(
 
 
 async def test_log_probabilities_are_those_of_plain_decoding(
-    v2: Live, prompts: list[Prompt]
+    overlapped: Live, prompts: list[Prompt]
 ) -> None:
-    await sampling.test_logprobs_are_the_same_under_every_proposer(v2, prompts)
+    await sampling.test_logprobs_are_the_same_under_every_proposer(overlapped, prompts)
 
 
 async def test_structured_output_is_that_of_plain_decoding_and_forced_text_is_drafted(
-    v2: Live, prompts: list[Prompt]
+    overlapped: Live, prompts: list[Prompt]
 ) -> None:
     for schema, _ in structured_output.SCHEMAS[:2]:
         constraint = structured_output.constrained(structured_output.of_schema(schema))
         texts = {}
         for name, k in {"none": 0, "suffix": 8, "self": 5, "forced-first": 5}.items():
-            result = await generate(v2, prompts[0], constraint, pinned(name, k))
+            result = await generate(overlapped, prompts[0], constraint, pinned(name, k))
             texts[name] = result.tokens
             if name in ("self", "forced-first"):
                 assert result.counts(name).accepted > 0

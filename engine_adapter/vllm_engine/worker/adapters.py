@@ -1,10 +1,10 @@
-"""LoRA adapters on vLLM's runner V2, by the rows of logits that a step and its prompts have.
+"""LoRA adapters, by the rows of logits that a step and its prompts have.
 
 vLLM maps adapters to logits with one row for each request. A request with drafts has several, and
 log probabilities of a prompt are read at every token of it: the step fails, or rows get the
 adapters of others.
 
-Imports V2's modules: only a process that runs V2 may import it.
+Imports vLLM's runner: only a worker's process may import it.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_adapter.vllm_engine.worker.v2.draft_noise import PositionNoise
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
 from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of
 
@@ -37,9 +37,9 @@ def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
             torch.zeros(3, dtype=torch.int32),
             places,
         )
-        drafts = PositionNoise(sampler).sample(logits / 0.8, SEEDS, places)
+        drafts = DraftNoise(sampler).sample(logits / 0.8, SEEDS, places)
         assert drafts.tolist() == target.tolist()
-        other = PositionNoise(sampler).sample(logits / 0.8, SEEDS, places + 1)
+        other = DraftNoise(sampler).sample(logits / 0.8, SEEDS, places + 1)
         agreed += int((other == target).sum())
     assert agreed < 50
 
@@ -49,7 +49,7 @@ def test_a_row_without_a_seed_samples_with_new_noise_beside_one_with_a_seed() ->
     count = 75_000
     raw = np.random.default_rng(5).normal(0, 1.5, V)
     logits = torch.from_numpy(raw).float().expand(count, V)
-    noise = PositionNoise(sampler_of(V, []))
+    noise = DraftNoise(sampler_of(V, []))
     exact = distribution(raw, Sampling())
     places = np.full(count, 7)
     for seeds in ([None] * count, [None, 1] * (count // 2)):
@@ -62,5 +62,5 @@ def test_a_row_without_a_seed_samples_with_new_noise_beside_one_with_a_seed() ->
 
 def test_a_token_that_is_not_possible_is_never_sampled() -> None:
     logits = torch.tensor([0.0, float("-inf"), 1.0]).expand(5_000, 3)
-    drawn = PositionNoise(sampler_of(3, [])).sample(logits, [None] * 5_000, np.ones(5_000, int))
+    drawn = DraftNoise(sampler_of(3, [])).sample(logits, [None] * 5_000, np.ones(5_000, int))
     assert set(drawn.tolist()) == {0, 2}

@@ -1,6 +1,6 @@
-"""V2's plain sampler with a place for the rules of sampled drafts.
+"""vLLM's plain sampler with a place for the rules of sampled drafts.
 
-Imports V2's modules: only a process that runs V2 may import it.
+Imports vLLM's runner: only a worker's process may import it.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""Verification on vLLM's runner V2: every emitted token is the target's own sample.
+"""Verification: every emitted token is the target's own sample.
 
-V2's plain sampler applies a request's options at every position that a step reads, and takes the
+vLLM's plain sampler applies a request's options at every position that a step reads, and takes the
 noise of a position from the request's seed and the position. So what it samples at a position is
 what plain decoding samples there, whatever was drafted: drafts are accepted up to the first that
 differs from the sample in its place. Nothing here waits for the device.
@@ -21,7 +21,7 @@ class ExactMatch:
     """Replaces vLLM's rejection sampler.
 
     Args:
-        sampler: vLLM's plain sampler of V2.
+        sampler: vLLM's plain sampler.
     """
 
     def __init__(self, sampler: Any) -> None:

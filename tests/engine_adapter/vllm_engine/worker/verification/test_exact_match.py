@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.v2.exact_match import ExactMatch, accept_matching
+from engine_adapter.vllm_engine.worker.verification.exact_match import ExactMatch, accept_matching
 
 Row = tuple[list[int], list[int]]
 """The drafts of a row, and what was sampled at its positions: one more."""

@@ -10,8 +10,8 @@ import torch
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
-from engine_adapter.vllm_engine.worker.v2.request_rows import RequestRows
-from engine_adapter.vllm_engine.worker.v2.step_drafts import (
+from engine_adapter.vllm_engine.worker.request_rows import RequestRows
+from engine_adapter.vllm_engine.worker.step_drafts import (
     LateStepDrafts,
     VerifiedStep,
     without_requests,

@@ -1,6 +1,6 @@
-"""The one speculator of a runner V2. It asks the runner, whose plan has a proposer for each row.
+"""The one speculator of vLLM's runner. It asks the runner, whose plan has a proposer for each row.
 
-Imports V2's modules: only a process that runs V2 may import it.
+Imports vLLM's runner: only a worker's process may import it.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ class PlannedSpeculator(compat.BaseSpeculator):
     """Takes the place of vLLM's speculator.
 
     Args:
-        runner: drafts for a step: see `RunnerV2Hooks.draft`.
+        runner: drafts for a step: see `RunnerHooks.draft`.
         capacity: the most drafts of a row.
 
     Attributes:
