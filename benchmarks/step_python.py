@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
+from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 
 from engine_adapter.counts import StepKind
 from engine_adapter.policies.planner import Planner
@@ -31,8 +33,6 @@ from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.target import TargetStep
-from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
-from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 
 CASES = (
     ("ngram", 256, ""),

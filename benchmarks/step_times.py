@@ -19,6 +19,9 @@ METHODS = (
 )
 """What a step calls of a model."""
 
+_STOCK_DRAFTERS = ("EagleProposer", "DraftModelProposer", "DFlashProposer")
+"""vLLM's classes on its model runner V1."""
+
 
 class StepTime(NamedTuple):
     """CPU milliseconds of a step, or medians of them.
@@ -97,7 +100,6 @@ def _models(engine: Any) -> Iterator[Any]:
 
     Heads of Medusa and MLP speculators are left out: Specgate has modules of its own for them.
     """
-    from engine_adapter.vllm_engine import compat
     from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 
     executor = engine.engine_core.engine_core.model_executor
@@ -107,7 +109,5 @@ def _models(engine: Any) -> Iterator[Any]:
     if isinstance(drafter, ProposerDispatch):
         for draft in drafter.host.draft_models.values():
             yield draft._loaded.model
-    elif isinstance(
-        drafter, compat.EagleProposer | compat.DraftModelProposer | compat.DFlashProposer
-    ):
+    elif type(drafter).__name__ in _STOCK_DRAFTERS:
         yield drafter.model

@@ -70,11 +70,10 @@ NAMES = {
     "GPUWorker": "vllm.v1.worker.gpu_worker:Worker",
     "GPUModelRunner": "vllm.v1.worker.gpu.model_runner",
     "MemorySnapshot": "vllm.utils.mem_utils",
-    # What a draft model's forward pass needs. `DraftModelProposer` loads the model and builds
-    # its attention groups and CUDA-graph keys; the drafting itself is ours.
-    "DraftModelProposer": "vllm.v1.spec_decode.draft_model",
-    "EagleProposer": "vllm.v1.spec_decode.eagle",
-    "DFlashProposer": "vllm.v1.spec_decode.dflash",
+    # What a draft model's loading and its forward pass need.
+    "CudagraphDispatcher": "vllm.v1.cudagraph_dispatcher",
+    "replace": "vllm.config",
+    "dflash_has_any_non_causal": "vllm.model_executor.models.qwen3_dflash",
     "SpeculativeConfig": "vllm.config",
     "speculative": "vllm.config.speculative:",
     "CUDAGraphMode": "vllm.config",

@@ -10,12 +10,6 @@ _RUNNER_HOOKS = (
     *("execute_model", "sample_tokens", "sample", "take_draft_token_ids"),
 )
 
-_DRAFT_HOOKS = (
-    *("load_model", "_get_model", "_create_draft_vllm_config", "initialize_attn_backend"),
-    *("dummy_run", "_get_slot_mapping"),
-)
-_HEAD_HOOKS = (*_DRAFT_HOOKS, "_maybe_share_embeddings", "_maybe_share_lm_head")
-
 HOOKS: dict[str, tuple[str, ...]] = {
     "Scheduler": (
         "add_request",
@@ -36,9 +30,6 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "BaseSpeculator": ("init_cudagraph_manager", "capture", "propose"),
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
-    "DraftModelProposer": (*_DRAFT_HOOKS, "_raise_if_draft_tp_mismatch"),
-    "EagleProposer": _HEAD_HOOKS,
-    "DFlashProposer": _HEAD_HOOKS,
     "SpeculativeConfig": (
         "compose_draft_hf_overrides",
         "verify_equal_vocab_size_if_draft_model",
@@ -62,12 +53,6 @@ _RUNNER_ATTRIBUTES = (
     *("use_aux_hidden_state_outputs", "attn_groups", "kv_cache_config"),
     *("kernel_block_sizes", "block_tables", "max_num_reqs", "_dummy_run"),
     *("lora_config", "lora_state", "prompt_logprobs_worker", "_set_active_loras"),
-)
-
-_DRAFT_ATTRIBUTES = (
-    *("vllm_config", "device", "speculative_config", "draft_model_config"),
-    *("_draft_attn_layer_names", "_slot_mapping_buffer", "draft_attn_groups"),
-    *("_create_draft_vllm_config", "_determine_batch_execution_and_padding"),
 )
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -181,12 +166,6 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "MemorySnapshot": ("free_memory", "torch_memory", "torch_allocated"),
     "CPUModelRunner": _RUNNER_ATTRIBUTES,
     "GPUModelRunner": _RUNNER_ATTRIBUTES,
-    "DraftModelProposer": _DRAFT_ATTRIBUTES,
-    "EagleProposer": (*_DRAFT_ATTRIBUTES, "model"),
-    "DFlashProposer": (
-        *(*_DRAFT_ATTRIBUTES, "model", "device"),
-        *("dflash_causal", "parallel_drafting_token_id"),
-    ),
     "AttentionLayerBase": ("kv_cache",),
     "dump_input": ("prepare_object_to_dump",),
     "parallel_state": ("_TP",),

@@ -43,14 +43,12 @@ class BusyModel:
 @pytest.mark.needs_vllm
 @pytest.mark.parametrize("side", [Side.STOCK, Side.ONE])
 def test_the_time_in_the_target_and_in_draft_models_is_counted(side: Side) -> None:
-    from engine_adapter.vllm_engine import compat
     from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 
     target, draft = BusyModel(10), BusyModel(20)
     drafter: Any
     if side == Side.STOCK:
-        drafter = compat.EagleProposer.__new__(compat.EagleProposer)
-        drafter.model = draft
+        drafter = type("EagleProposer", (), {"model": draft})()
     else:
         drafter = ProposerDispatch.__new__(ProposerDispatch)
         loaded = SimpleNamespace(_loaded=SimpleNamespace(model=draft))

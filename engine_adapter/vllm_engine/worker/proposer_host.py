@@ -176,12 +176,12 @@ class ProposerHost:
 
     # -- before the first request ------------------------------------------------------------
 
-    def dummy_run(self, num_tokens: int, graphs: bool, capturing: bool) -> None:
+    def dummy_run(self, num_tokens: int, graphs: bool) -> None:
         """Runs every draft model on meaningless tokens: see `PagedDraftModel.dummy_run`."""
         for spec in self.specs:
             if model := self.draft_models.get(spec.name):
                 with self.refusing(spec):
-                    model.dummy_run(num_tokens, graphs, capturing)
+                    model.dummy_run(num_tokens, graphs)
 
     def sampling_memory(self, num_rows: int) -> torch.Tensor | None:
         """Memory as of the distributions of sampled drafts, if a proposer samples."""

@@ -4,7 +4,7 @@ import copy
 from contextlib import nullcontext
 from typing import Any
 
-from engine_adapter.proposers import dflash, dspark
+from engine_adapter.proposers import dflash
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_model import METHOD, TENSOR_PARALLEL_SIZE
 from engine_adapter.proposers.eagle import aux_layers
@@ -66,9 +66,6 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
         )
     if spec.method == dflash.METHOD.name:
         _make_blocks_non_causal(config.speculative_config.draft_model_config.hf_config)
-    if spec.method == dspark.METHOD.name:
-        # vLLM's V1 runner has no proposer of this name; that of DFlash runs the same blocks.
-        vars(config.speculative_config)["method"] = dflash.METHOD.name
     return config
 
 

@@ -16,49 +16,89 @@ from engine_adapter.proposers.eagle import FC_BIAS
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.dflash_norms import patch_context_norms
 from engine_adapter.vllm_engine.worker.drafting.draft_config import EAGLE_CONFIGS, complete
-from engine_adapter.vllm_engine.worker.drafting.weights import NamedDraft
+from engine_adapter.vllm_engine.worker.drafting.weights import LoadedModel
 
 
-class _SharesEnds:
-    """Mixed into vLLM's proposers of heads: embeddings and output layer may be the target's.
+class _Head(LoadedModel):
+    """A head: it reads states of the target, and may share its embeddings and output layer.
 
-    A checkpoint without one of them uses the target's, which is not counted. MTP layers always do.
+    Attributes:
+        reads_aux_layers: whether it reads outputs of the target's layers, instead of the target's
+            final hidden states.
     """
 
-    _sizes: dict[str, int]
+    reads_aux_layers: bool
 
-    def _maybe_share_embeddings(self, target_language_model: torch.nn.Module) -> None:
-        own = self.model.model.embed_tokens
-        super()._maybe_share_embeddings(target_language_model)
-        if (shared := self.model.model.embed_tokens) is not own:
-            self._use_shared(shared)
+    def _share_ends(self, target: torch.nn.Module) -> None:
+        """Takes the target's layers where the checkpoint has none, or equal ones; these count not.
 
-    def _maybe_share_lm_head(self, target_language_model: torch.nn.Module) -> None:
-        own = getattr(self.model, "lm_head", None)
-        super()._maybe_share_lm_head(target_language_model)
-        if (shared := self.model.lm_head) is not own:
-            self._use_shared(shared)
-
-    def _use_shared(self, layer: torch.nn.Module) -> None:
-        """Takes the target's layer without LoRA, wherever vLLM put it, and does not count it.
-
-        An MTP layer may have the output layer in another place too.
+        MTP layers always do, since their checkpoint is the target's. The layers of a target with
+        LoRA adapters are taken without them.
         """
-        base: torch.nn.Module = getattr(layer, "base_layer", layer)
-        everywhere = self.model.named_modules(remove_duplicate=False)
-        names = [name for name, module in everywhere if module is layer]
-        for name in names:
-            self.model.set_submodule(name, base)
-        within = tuple(f"{name}." for name in names)
+        get_text_model = getattr(target, "get_language_model", None)
+        text_model: Any = target if get_text_model is None else get_text_model()
+        inner, head = getattr(text_model, "model", text_model), self.model.model
+        embeddings = _base(getattr(inner, "embed_tokens", getattr(inner, "embedding", None)))
+        output = _base(getattr(text_model, "lm_head", None))
+        shared = []
+        if embeddings is not None and self._lacks("embed_tokens", head, embeddings):
+            head.embed_tokens = embeddings
+            shared.append(embeddings)
+        if output is not None and self._lacks("lm_head", self.model, output):
+            self.model.lm_head = output
+            # The layers of some models have an output layer of their own each.
+            layers: Any = getattr(head, "layers", ())
+            for layer in layers.values() if isinstance(layers, torch.nn.ModuleDict) else layers:
+                of_layer: Any = getattr(layer, "shared_head", None)
+                if hasattr(of_layer, "head"):
+                    of_layer.head = output
+            shared.append(output)
+        self._share_indices(inner)
+        modules = self.model.named_modules(remove_duplicate=False)
+        within = tuple(f"{name}." for name, module in modules if module in shared)
         self._sizes = {k: size for k, size in self._sizes.items() if not k.startswith(within)}
 
+    def _lacks(self, name: str, holder: torch.nn.Module, layer: torch.nn.Module) -> bool:
+        """Whether the target's `layer` is to be the head's `name`, a layer of `holder`."""
+        has_own = getattr(self.model, f"has_own_{name}", None)
+        if has_own is None:  # MTP layers
+            return True
+        own, theirs = (
+            getattr(each, "weight", None) for each in (getattr(holder, name, None), layer)
+        )
+        if not isinstance(own, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+            return not has_own
+        if not has_own:
+            # An EAGLE head reads embeddings of its own width.
+            return name != "embed_tokens" or own.shape[-1] == theirs.shape[-1]
+        # Compared on the host: on the device it would take as much memory again.
+        return own.shape == theirs.shape and torch.equal(own.cpu(), theirs.cpu())
 
-class LoadedHead(_SharesEnds, NamedDraft, compat.EagleProposer):
-    """vLLM's EAGLE or EAGLE-3 head, or the target's MTP layers, named after the proposer."""
+    def _share_indices(self, target: torch.nn.Module) -> None:
+        """Gives layers of sparse attention the target's buffer of the tokens that they read."""
+        buffer = getattr(target, "topk_indices_buffer", None)
+        if buffer is None:
+            return
+        for module in self.model.model.modules():
+            if hasattr(module, "topk_indices_buffer"):
+                module.topk_indices_buffer = buffer
+
+
+class LoadedHead(_Head):
+    """An EAGLE or EAGLE-3 head, or the target's MTP layers.
+
+    Attributes:
+        hidden_states: [as many as `input_ids`, H], where a graph reads the states.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.hidden_states = self._new_buffer(self.dtype, self.hidden_size)
         complete(self.draft_model_config.hf_config)
+        # EAGLE-3's own are combined; some heads say that they read the final states.
+        within = getattr(self.draft_model_config.hf_config, "eagle_config", None) or {}
+        is_eagle3 = self._speculative_config.method == "eagle3"
+        self.reads_aux_layers = is_eagle3 and within.get("use_aux_hidden_state", True)
 
     def _prepare(self, model: torch.nn.Module) -> None:
         head = self.draft_model_config
@@ -69,24 +109,36 @@ class LoadedHead(_SharesEnds, NamedDraft, compat.EagleProposer):
             bias = torch.nn.Parameter(torch.zeros_like(layer.weight[:, 0]), requires_grad=False)
             layer.register_parameter("bias", bias)
 
+    def _dummy_inputs(self, padded: int) -> dict[str, torch.Tensor | None]:
+        return super()._dummy_inputs(padded) | {"hidden_states": self.hidden_states[:padded]}
 
-class LoadedBlockHead(_SharesEnds, NamedDraft, compat.DFlashProposer):
-    """vLLM's DFlash or DSpark head, named after the proposer.
+
+class LoadedBlockHead(_Head):
+    """A DFlash or DSpark head.
 
     Attributes:
         is_sequential: whether a draft's logits depend on the draft before it, as a DSpark head's.
         first_draft: the place in a block that the first draft is read from. At 0 stands the newest
             token, at 1 the first mask.
+        mask_token: the token of a mask.
+        is_causal: whether all attention inside a block is causal.
     """
 
     def __init__(self, spec: ProposerSpec, *args: Any) -> None:
         super().__init__(spec, *args)
+        head = self.draft_model_config.hf_config
+        within = getattr(head, "dflash_config", None) or {}
         self.is_sequential = spec.method == dspark.METHOD.name
-        fields = vars(self.draft_model_config.hf_config)
-        self.first_draft = 0 if self.is_sequential and dspark.from_newest(fields) else 1
+        self.first_draft = 0 if self.is_sequential and dspark.from_newest(vars(head)) else 1
+        self.mask_token: int = (vars(head) | within)["mask_token_id"]
+        self.is_causal = not compat.dflash_has_any_non_causal(head)
+        self.reads_aux_layers = within.get("use_aux_hidden_state", True)
+
+    def _attention_fields(self) -> dict[str, Any]:
+        return {"use_non_causal": not self.is_causal}
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        """See `NamedDraft.load_model`."""
+        """See `LoadedModel.load_model`."""
         super().load_model(target_model)
         if self.device.type == "cpu":
             patch_context_norms(self.model.model)
@@ -124,3 +176,8 @@ class LoadedBlockHead(_SharesEnds, NamedDraft, compat.DFlashProposer):
 
 AnyHead = LoadedHead | LoadedBlockHead
 """Each kind of head."""
+
+
+def _base(layer: torch.nn.Module | None) -> torch.nn.Module | None:
+    """A layer of the target without LoRA adapters."""
+    return getattr(layer, "base_layer", layer)

@@ -90,10 +90,10 @@ class PagedBlockHead(PagedHead):
         context = min(self._runner.max_model_len, self.max_model_len)
         length = np.minimum(self._block, context - start)
         inputs = self._input_builder().prefill(batch.rows[rows], start, length, batch.token_ids)
-        tokens = torch.full_like(inputs.tokens, self._loaded.parallel_drafting_token_id)
+        tokens = torch.full_like(inputs.tokens, self._loaded.mask_token)
         begin = inputs.starts[:-1]
         newest = tokens[begin] = inputs.tokens[begin]
-        causal = self._loaded.dflash_causal
+        causal = self._loaded.is_causal
         metadata = {gid: replace(common, causal=causal) for gid, common in inputs.metadata.items()}
         states, _ = self._forward(tokens, inputs._replace(metadata=metadata))
         k = batch.k[rows]

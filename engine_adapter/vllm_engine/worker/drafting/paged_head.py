@@ -44,6 +44,7 @@ class PagedHead(PagedDraftModel):
             target's final hidden state. Known once it is loaded.
     """
 
+    _loaded: AnyHead
     _token_offset = 1
 
     def _create_loaded(self, *args: Any) -> AnyHead:
@@ -63,7 +64,7 @@ class PagedHead(PagedDraftModel):
     def load(self, target: Any) -> None:
         """See `PagedDraftModel.load`."""
         super().load(target)
-        if self._loaded.eagle3_use_aux_hidden_state:
+        if self._loaded.reads_aux_layers:
             named = aux_layers(vars(self._loaded.draft_model_config.hf_config))
             # The target returns them in ascending order.
             self.aux_layers = named or tuple(
@@ -281,7 +282,8 @@ class PagedHead(PagedDraftModel):
     def _call_model(
         self, read: dict[str, torch.Tensor], inputs: ForwardInputs, recurrent: torch.Tensor | None
     ) -> ForwardOutputs:
-        loaded, padded = self._loaded, read["input_ids"].shape[0]
+        loaded: Any = self._loaded
+        padded = read["input_ids"].shape[0]
         states = self._read_states(inputs) if recurrent is None else recurrent
         outputs = loaded.model(
             **read, hidden_states=loaded.placed(loaded.hidden_states, states, padded)

@@ -32,11 +32,10 @@ from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputs,
     Ints,
 )
-from engine_adapter.vllm_engine.worker.drafting.head_weights import AnyHead
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import map_draft_vocabulary
-from engine_adapter.vllm_engine.worker.drafting.weights import LoadedDraft
+from engine_adapter.vllm_engine.worker.drafting.weights import LoadedDraft, LoadedModel
 
 _NO_DRAFT = (-1, np.empty(0, np.int64))
 
@@ -51,8 +50,10 @@ class PagedDraftModel:
     _token_offset = 0
     """At KV position p the model reads token p + this."""
 
+    _loaded: LoadedModel
+
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
-        self._loaded = self._create_loaded(spec, vllm_config, device, runner)
+        self._loaded = self._create_loaded(spec, vllm_config, device)
         self._runner = runner
         self._device = device
         self._max_num_tokens: int = self._loaded.max_num_tokens
@@ -66,7 +67,7 @@ class PagedDraftModel:
         self._builder: ForwardInputBuilder | None = None
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
 
-    def _create_loaded(self, *args: Any) -> LoadedDraft | AnyHead:
+    def _create_loaded(self, *args: Any) -> LoadedModel:
         return LoadedDraft(*args)
 
     # -- set-up, in the order in which vLLM calls ---------------------------------------------
@@ -95,9 +96,9 @@ class PagedDraftModel:
         """Prepares the CUDA-graph keys for the mode that vLLM chose for the target."""
         self._loaded.initialize_cudagraph_keys(mode)
 
-    def dummy_run(self, *arguments: Any) -> None:
-        """See `LoadedDraft.dummy_run`."""
-        self._loaded.dummy_run(*arguments)
+    def dummy_run(self, num_tokens: int, graphs: bool) -> None:
+        """See `LoadedModel.dummy_run`."""
+        self._loaded.dummy_run(num_tokens, graphs)
 
     @property
     def layer_names(self) -> set[str]:
@@ -253,7 +254,7 @@ class PagedDraftModel:
         """
         loaded, total = self._loaded, len(inputs.position)
         by_layer = loaded.attention_metadata(inputs.metadata)
-        mode, padded, across_dp = loaded.execution(total)
+        mode, padded = loaded.execution(total)
         ids = tokens if self._vocabulary is None else self._vocabulary.inputs(tokens)
         read = {
             "input_ids": loaded.placed(loaded.input_ids, ids, padded),
@@ -263,7 +264,6 @@ class PagedDraftModel:
             by_layer,
             loaded.vllm_config,
             num_tokens=padded,
-            num_tokens_across_dp=across_dp,
             cudagraph_runtime_mode=mode,
             slot_mapping=loaded.slot_mapping(padded, inputs.slots),
         ):

@@ -7,6 +7,7 @@ simulated in `toy_scheduler`, `block_pool` and `toy_batches`, the forward passes
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -102,12 +103,13 @@ class World:
         shares_at_once: bool = False,
         seed: int = 0,
     ) -> None:
-        monkeypatch.setattr(draft_module, "LoadedDraft", ToyLoaded)
+        loaded = partial(ToyLoaded, self)
+        monkeypatch.setattr(draft_module, "LoadedDraft", loaded)
         monkeypatch.setattr(draft_module, "map_draft_vocabulary", self._map_vocabulary)
-        monkeypatch.setattr(head_module, "LoadedHead", ToyLoaded)
+        monkeypatch.setattr(head_module, "LoadedHead", loaded)
         monkeypatch.setattr(host_module, "PagedDraftModel", ToyDraft)
         monkeypatch.setattr(host_module, "PagedHead", ToyHead)
-        monkeypatch.setattr(block_head_module, "LoadedBlockHead", ToyLoaded)
+        monkeypatch.setattr(block_head_module, "LoadedBlockHead", loaded)
         monkeypatch.setattr(host_module, "PagedBlockHead", ToyBlockHead)
         self.num_blocks = num_blocks
         self.block_sizes = (block_size, *other_groups)

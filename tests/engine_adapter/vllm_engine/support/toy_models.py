@@ -249,11 +249,10 @@ class ToyLoaded:
 
     hidden_size = 1
     dtype = torch.float64
-    dflash_causal = False
-    parallel_drafting_token_id = MASK_TOKEN
+    is_causal = False
+    mask_token = MASK_TOKEN
 
-    def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
-        world = runner.world
+    def __init__(self, world: Any, spec: Any, vllm_config: Any, device: Any) -> None:
         self.max_num_tokens = world.budget
         self.max_model_len = world.max_model_len  # the target's, as vLLM's drafter has it
         self.weights_bytes = 0
@@ -262,7 +261,7 @@ class ToyLoaded:
         self.is_sequential = spec.method == "dspark"
         self.first_draft = 0 if self.is_sequential else 1
         layers = (spec.model or "").split("/")[2:]
-        self.eagle3_use_aux_hidden_state = bool(layers)
+        self.reads_aux_layers = bool(layers)
         self.draft_model_config = SimpleNamespace(
             max_model_len=world.draft_contexts.get(spec.name, world.max_model_len),
             hf_config=SimpleNamespace(

@@ -176,7 +176,7 @@ def test_a_target_that_cannot_output_its_layers_refuses_the_head(reads_layers: b
 @pytest.mark.needs_vllm
 def test_layers_without_kv_of_each_position_are_refused_and_attention_is_not() -> None:
     from engine_adapter.vllm_engine import compat
-    from engine_adapter.vllm_engine.worker.drafting.weights import LoadedDraft
+    from engine_adapter.vllm_engine.worker.drafting.weights import LoadedModel
 
     class MambaMixer:
         def get_kv_cache_spec(self, config: Any) -> Any:
@@ -188,16 +188,9 @@ def test_layers_without_kv_of_each_position_are_refused_and_attention_is_not() -
                 block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32
             )
 
-    loaded: Any = object.__new__(LoadedDraft)
-    layers = {"a": Attention(), "b": MambaMixer()}
-    loaded.vllm_config = SimpleNamespace(
-        compilation_config=SimpleNamespace(static_forward_context=layers)
-    )
-    loaded._draft_attn_layer_names = {"a"}
-    loaded._check_layers()
-    loaded._draft_attn_layer_names = {"a", "b"}
+    LoadedModel._check_layer(Attention(), Attention().get_kv_cache_spec(None))
     with pytest.raises(ValueError, match="layers of the kind MambaMixer"):
-        loaded._check_layers()
+        LoadedModel._check_layer(MambaMixer(), MambaMixer().get_kv_cache_spec(None))
 
 
 class Layout:

@@ -1,4 +1,4 @@
-"""What a loaded head that drafts blocks adds to vLLM's."""
+"""Heads: the layers that they share with the target, and the bias of a sequential head."""
 
 from importlib import import_module
 from types import SimpleNamespace
@@ -41,3 +41,87 @@ def test_a_head_with_fewer_tokens_has_a_bias_for_these_only(head: Any) -> None:
             [none, 11, 12, none, none, 13],
             [none, 16, 17, none, none, 18],
         ]
+
+
+# -- shared layers ---------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    """A target, or a head.
+
+    Args:
+        width: of its embeddings.
+        own: whether the checkpoint has embeddings and an output layer; `None` for MTP layers,
+            whose one layer has an output layer, too.
+    """
+
+    def __init__(self, *, width: int = 4, own: bool | None = None) -> None:
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.embed_tokens = torch.nn.Embedding(8, width)
+        self.model.layers = torch.nn.ModuleList([torch.nn.Module()])
+        self.lm_head = torch.nn.Linear(width, 8, bias=False)
+        if own is None:
+            layer = self.model.layers[0]
+            layer.shared_head = torch.nn.Module()
+            layer.shared_head.head = torch.nn.Linear(width, 8, bias=False)
+        else:
+            self.has_own_embed_tokens = self.has_own_lm_head = own
+
+
+def shared(head: Model, target: Model) -> tuple[set[str], set[str]]:
+    """Which of the target's layers a head takes, and the names of the weights that count."""
+    weights = import_module("engine_adapter.vllm_engine.worker.drafting.head_weights")
+    made = object.__new__(weights.LoadedHead)
+    made.model = head
+    made._sizes = {name: 1 for name, _ in head.named_parameters()}
+    made._share_ends(target)
+    pairs = {
+        "embeddings": (head.model.embed_tokens, target.model.embed_tokens),
+        "output": (head.lm_head, target.lm_head),
+    }
+    taken = {name for name, (own, theirs) in pairs.items() if own is theirs}
+    return taken, set(made._sizes)
+
+
+BOTH = {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+def test_a_head_takes_what_its_checkpoint_lacks() -> None:
+    assert shared(Model(own=False), Model()) == ({"embeddings", "output"}, set())
+
+
+def test_a_head_keeps_layers_of_its_own_but_equal_ones() -> None:
+    head, target = Model(own=True), Model()
+    assert shared(head, target) == (set(), BOTH)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(target.lm_head.weight)
+    assert shared(head, target) == ({"output"}, {"model.embed_tokens.weight"})
+
+
+def test_a_head_of_another_width_keeps_its_embeddings() -> None:
+    taken = shared(Model(own=False), Model(width=6))
+    assert taken == ({"output"}, {"model.embed_tokens.weight"})
+
+
+def test_mtp_layers_take_both_in_every_place() -> None:
+    head, target = Model(), Model()
+    assert shared(head, target) == ({"embeddings", "output"}, set())
+    assert head.model.layers[0].shared_head.head is target.lm_head
+
+
+def test_a_layer_of_the_target_with_adapters_is_taken_without_them() -> None:
+    target, head = Model(), Model(own=False)
+    plain = target.lm_head
+    target.lm_head = torch.nn.Module()
+    target.lm_head.base_layer = plain
+    shared(head, target)
+    assert head.lm_head is plain
+
+
+def test_sparse_attention_reads_the_targets_buffer() -> None:
+    target, head = Model(), Model()
+    target.model.topk_indices_buffer = torch.zeros(3)
+    head.model.layers[0].topk_indices_buffer = torch.ones(3)
+    shared(head, target)
+    assert head.model.layers[0].topk_indices_buffer is target.model.topk_indices_buffer

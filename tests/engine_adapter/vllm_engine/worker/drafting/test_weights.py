@@ -1,7 +1,7 @@
 """What is built around a loaded draft model: attention groups, slots and the sliding window."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -63,20 +63,6 @@ class Layer:
         return compat.SlidingWindowSpec(**SIZE, sliding_window=self._window)
 
 
-class Loaded:
-    """The mixin over the attributes of vLLM's proposer that it reads, without a model."""
-
-    _is_eager = False
-
-    def __init__(self, layers: dict[str, Layer]) -> None:
-        self.vllm_config = SimpleNamespace(
-            compilation_config=SimpleNamespace(static_forward_context=layers)
-        )
-        self.device = torch.device("cpu")
-        self._draft_attn_layer_names = set(layers)
-        self._slot_mapping_buffer = torch.zeros(8, dtype=torch.int64)
-
-
 Load = Callable[..., Any]
 
 
@@ -90,13 +76,19 @@ def weights() -> Any:
 def load(weights: Any) -> Load:
     """Makes a draft model from its layers and the names of the layers in each KV cache group."""
 
-    class Made(Loaded, weights.NamedDraft): ...  # type: ignore[misc,name-defined]
-
     def load(layers: dict[str, Layer], *groups: list[str]) -> Any:
-        made = Made(layers)
+        made = object.__new__(weights.LoadedModel)
+        made.vllm_config = SimpleNamespace(
+            compilation_config=SimpleNamespace(
+                static_forward_context=layers, max_cudagraph_capture_size=None
+            )
+        )
+        made.device, made.max_num_tokens, made._is_eager = torch.device("cpu"), 8, False
+        made._layer_names = set(layers)
         spec = compat.FullAttentionSpec(**SIZE)
-        given = [SimpleNamespace(kv_cache_spec=spec, layer_names=names) for names in groups]
-        made.initialize_attn_backend(SimpleNamespace(kv_cache_groups=given), [32] * len(groups))
+        of_groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=names) for names in groups]
+        config = SimpleNamespace(kv_cache_groups=of_groups)
+        made.initialize_attn_backend(config, [32] * len(groups))
         return made
 
     return load
@@ -178,68 +170,64 @@ class Cache:
 
 
 @dataclass
-class Config:
-    cache_config: Cache
-
-
-@pytest.mark.parametrize("of_target", [None, 48, 64])
-@pytest.mark.parametrize("own", [None, 48])
-def test_a_draft_has_its_own_window_and_not_the_targets(
-    weights: Any, own: int | None, of_target: int | None
-) -> None:
-    class Upstream:
-        def _create_draft_vllm_config(self) -> Config:
-            return config
-
-    class Made(weights.NamedDraft, Upstream):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            text = SimpleNamespace(sliding_window=own)
-            self.draft_model_config = SimpleNamespace(hf_text_config=text)
-
-    config = Config(Cache(of_target))
-    made: Any = Made()
-    assert made._create_draft_vllm_config().cache_config == Cache(own)
-    assert config.cache_config.sliding_window == of_target, "the target keeps its own"
+class Attention:
+    backend: str | None = "CHOSEN"
+    use_non_causal: bool = False
 
 
 @dataclass
 class Parallel:
-    """vLLM's `ParallelConfig`, as far as it is read."""
-
     rank: int = 0
-    decode_context_parallel_size: int = 1
-    cp_kv_cache_interleave_size: int = 1
-    dcp_comm_backend: str = "ag_rs"
-    dcp_q_replicate: bool = False
+    tensor_parallel_size: int = 1
 
 
 @dataclass
-class OfRank:
+class Config:
     """vLLM's `VllmConfig`, as far as it is read."""
 
+    cache_config: Cache
     parallel_config: Parallel
-    quant_config: Any = None
-    model_config: Any = None
-    cache_config: Any = None
+    attention_config: Attention
+    quant_config: Any = "of the target"
+    model_config: Any = "of the target"
+
+
+@pytest.fixture(autouse=True)
+def plain_replace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own asks for the documented fields of its configurations."""
+    monkeypatch.setitem(vars(compat), "replace", replace)
+
+
+def layers_config(weights: Any, window: int | None, config: Config, kind: str) -> Config:
+    """The configuration of the layers of a draft model or a head with a window."""
+    made = object.__new__(getattr(weights, kind))
+    made.vllm_config = config
+    made.draft_model_config = SimpleNamespace(hf_text_config=SimpleNamespace(sliding_window=window))
+    made._speculative_config = SimpleNamespace(draft_parallel_config=Parallel(rank=0))
+    layers: Config = made._layers_config()
+    return layers
+
+
+@pytest.mark.parametrize("of_target", [None, 48, 64])
+@pytest.mark.parametrize("own", [None, 48])
+def test_a_draft_has_its_own_window_and_backend_and_not_the_targets(
+    weights: Any, own: int | None, of_target: int | None
+) -> None:
+    config = Config(Cache(of_target), Parallel(), Attention())
+    layers = layers_config(weights, own, config, "LoadedModel")
+    assert layers.cache_config == Cache(own)
+    assert layers.attention_config.backend is None
+    assert layers.model_config == config.model_config
+    assert config.cache_config.sliding_window == of_target, "the target keeps its own"
 
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_draft_model_on_one_rank_has_compiled_code_in_the_folder_of_its_rank(
-    monkeypatch: pytest.MonkeyPatch, rank: int
+    weights: Any, rank: int
 ) -> None:
     """vLLM's folder is named after the configuration's rank, and after the proposer."""
-    weights = import_module("engine_adapter.vllm_engine.worker.drafting.weights")
-    base = import_module("vllm.v1.spec_decode.llm_base_proposer")
-    target = OfRank(Parallel(rank), cache_config=SimpleNamespace(sliding_window=None))
-    monkeypatch.setattr(
-        base.SpecDecodeBaseProposer, "_create_draft_vllm_config", lambda self: target
-    )
-    model = SimpleNamespace(hf_text_config=SimpleNamespace())
-    draft = object.__new__(weights.LoadedDraft)
-    draft.draft_model_config = model
-    draft.speculative_config = SimpleNamespace(
-        draft_parallel_config=Parallel(), draft_model_config=model
-    )
-    config = draft._create_draft_vllm_config()
-    assert config.parallel_config.rank == rank
-    assert config.model_config is model
+    target = Config(Cache(None), Parallel(rank, tensor_parallel_size=4), Attention())
+    layers = layers_config(weights, None, target, "LoadedDraft")
+    assert layers.parallel_config == Parallel(rank, tensor_parallel_size=1)
+    assert layers.quant_config is None
+    assert layers.model_config != target.model_config
