@@ -131,7 +131,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
     metrics.usage.declare(keyring.api_key_names())
-    admission = new_admission(settings, info, metrics.admission)
+    admission = new_admission(settings, info, metrics.admission, keyring.is_shared)
     switcher = Switcher(
         engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
     )

@@ -17,6 +17,7 @@ class Admission:
 
     Args:
         clock: seconds that never go back.
+        is_shared: whether several API keys may send requests now.
 
     Attributes:
         slots: the engine's slots; a drain closes and opens them.
@@ -28,8 +29,9 @@ class Admission:
         settings: LimitSettings,
         metrics: AdmissionMetrics,
         clock: Callable[[], float] = time.monotonic,
+        is_shared: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.slots = Slots(slots, clock)
+        self.slots = Slots(slots, clock, is_shared)
         self._settings = settings
         self._metrics = metrics
         metrics.watch(self)
@@ -55,7 +57,7 @@ class Admission:
         Another request may take its place meanwhile, which cancels its task. Raises `QueueFull` if
         neither the engine nor the queue would have room for it.
         """
-        free = self.slots.total - self.slots.in_use if self.slots.is_open else 0
+        free = self.slots.room(place.demand.key) if self.slots.is_open else 0
         if self.num_queued - self.slots.num_queued >= free:
             self.make_room(place.demand)
         self.slots.queue.add(place)
@@ -77,7 +79,7 @@ class Admission:
     def refusal(self, key: str | None) -> ApiError | None:
         """The error of a request of the key that has no chance now, whatever its body is."""
         settings = self._settings
-        if self.slots.may_start or self.num_queued < settings.max_queued_requests:
+        if self.slots.may_start(key) or self.num_queued < settings.max_queued_requests:
             return None
         if settings.max_queued_requests and self.slots.queue.gives_place_to(key):
             return None

@@ -5,19 +5,24 @@ A sequence holds a slot while the engine has it, or several if its steps cost mo
 sequences of a large one. The next slot goes to the lowest priority, then to the key that holds the
 fewest slots, then to the request that holds the fewest, then to the one that came first.
 
+While several keys share the engine, a key leaves as many of its rows free as it holds slots, up to
+a reserve. So the keys that hold most never have all rows, and the first sequence of another key
+starts and runs at once.
+
 The queue is the requests of which no sequence has started. While a drain closes it, no request
 starts; one that has started continues.
 """
 
 import asyncio
+import math
 import time
-from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from server.control.demand import Demand
+from server.control.key_queue import KeyQueue
 from server.control.queue_rate import QueueRate
 from server.control.queue_shares import QueueShares
 
@@ -28,12 +33,16 @@ class SlotLimits:
 
     Attributes:
         total: slots of all requests.
+        rows: those of them that the engine runs in one step; what has another slot waits in it.
+        reserved: the most rows that a key leaves free for others.
         of_request: slots of one request.
         request_prompt_tokens: prompt tokens of one request that the engine has yet to read; a
             longer prompt is read alone.
     """
 
     total: int
+    rows: int
+    reserved: int
     of_request: int
     request_prompt_tokens: int
 
@@ -133,45 +142,12 @@ class Place:
         self._all.free(self.demand.key, slots)
 
 
-class _KeyQueue:
-    """The requests of one API key that wait.
-
-    Attributes:
-        held: slots that its requests hold.
-        queue: (priority, number, place) of those that wait for their first sequence, sorted.
-        continuing: those that wait for a further one.
-    """
-
-    def __init__(self) -> None:
-        self.held = 0
-        self.queue: list[tuple[int, int, Place]] = []
-        self.continuing: set[Place] = set()
-
-    def add(self, place: Place) -> None:
-        if place.is_queued:
-            insort(self.queue, (place.demand.priority, place.number, place))
-        else:
-            self.continuing.add(place)
-
-    def remove(self, place: Place) -> None:
-        if place in self.continuing:
-            self.continuing.remove(place)
-        else:
-            del self.queue[bisect_left(self.queue, (place.demand.priority, place.number))]
-
-    def next(self, *, with_queue: bool) -> Place | None:
-        """Its request that should start a sequence now."""
-        candidates = [place for place in self.continuing if place.has_room]
-        if with_queue and self.queue:
-            candidates.append(self.queue[0][2])
-        return min(candidates, key=lambda p: (p.demand.priority, p.held, p.number), default=None)
-
-
 class Slots:
     """Hands slots out. Lives on the event loop; nothing here blocks.
 
     Args:
         clock: seconds that never go back.
+        is_shared: whether several API keys may send requests now.
 
     Attributes:
         total: all slots.
@@ -181,28 +157,41 @@ class Slots:
         is_open: requests may start.
     """
 
-    def __init__(self, limits: SlotLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: SlotLimits,
+        clock: Callable[[], float] = time.monotonic,
+        is_shared: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.limits = limits
+        self._is_shared = is_shared
         self.total = self._free = limits.total
         self.num_queued = 0
         self.queue: QueueShares[Place] = QueueShares()
         self.queue_rate = QueueRate(clock)
         self.is_open = True
-        self._keys: defaultdict[str | None, _KeyQueue] = defaultdict(_KeyQueue)
+        self._keys: defaultdict[str | None, KeyQueue[Place]] = defaultdict(KeyQueue)
         self._arrivals = 0
         self._waiting = 0
-        # The next request needs more slots than are free; the others may not overtake it for ever.
-        self._is_blocked = False
+        # A request waits for more slots than it may have now. So that others do not overtake it for
+        # ever, keys that hold so many slots or more start nothing.
+        self._waits_from = math.inf
 
     @property
     def in_use(self) -> int:
         """The slots that requests hold."""
         return self.total - self._free
 
-    @property
-    def may_start(self) -> bool:
-        """Whether a request that needs one slot would start now."""
-        return self.is_open and self._free > 0 and not self._is_blocked
+    def may_start(self, key: str | None) -> bool:
+        """Whether a request of an API key that needs one slot would start now."""
+        return self.is_open and self._keys[key].held < self._waits_from and self.room(key) > 0
+
+    def room(self, key: str | None) -> int:
+        """The most slots that the next sequence of an API key may have now."""
+        held, limits = self._keys[key].held, self.limits
+        if not held or not limits.reserved or not self._is_shared():
+            return self._free
+        return limits.rows - self.in_use - min(held, limits.reserved)
 
     def place(self, demand: Demand) -> Place:
         """A place for a request that has arrived; `Place.leave` ends it."""
@@ -221,7 +210,10 @@ class Slots:
 
     def start_now(self, place: Place) -> bool:
         """See `Place.start_now`."""
-        if self._is_blocked or place.slots > self._free or not place.has_room:
+        key = place.demand.key
+        if self._keys[key].held >= self._waits_from or place.slots > self.room(key):
+            return False
+        if not place.has_room:
             return False
         if place.is_queued and not self.is_open:
             return False
@@ -258,11 +250,8 @@ class Slots:
 
     def serve(self) -> None:
         """Hands out the free slots."""
-        self._is_blocked = False
+        self._waits_from = math.inf
         while self._waiting and (place := self._next()) is not None:
-            if place.slots > self._free:
-                self._is_blocked = True
-                return
             was_queued, waiter = place.is_queued, self._end_wait(place)
             if waiter.cancelled():  # its request ends in this pass of the event loop
                 continue
@@ -277,7 +266,14 @@ class Slots:
             for key in self._keys.values()
             if (place := key.next(with_queue=self.is_open)) is not None
         ]
-        return min(found)[-1] if found else None
+        self._waits_from = math.inf
+        for _, held, _, _, place in sorted(found):
+            if held >= self._waits_from:
+                continue
+            if place.slots <= self.room(place.demand.key):
+                return place
+            self._waits_from = held if place.slots <= self._free else 0
+        return None
 
     def _take(self, place: Place) -> None:
         place.take()

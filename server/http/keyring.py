@@ -33,6 +33,10 @@ class Keyring:
         """The names that routing rules may match now."""
         return self.keys.names(Role.API)
 
+    def is_shared(self) -> bool:
+        """Whether there are API keys of several names now."""
+        return self.keys.is_shared
+
     def reload(self) -> bool:
         """Reads the key file again. Returns whether the new keys are in force.
 

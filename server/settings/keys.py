@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from engine_adapter.names import NAME
@@ -86,6 +87,11 @@ class KeySet:
     def names(self, role: Role) -> frozenset[str]:
         """The names of the keys of this role."""
         return frozenset(name for name, has in self._roles.items() if has is role)
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """Whether there are API keys of several names. Read once it is in use."""
+        return len(self.names(Role.API)) > 1
 
 
 def unnamed(digest: bytes, role: Role) -> Key:

@@ -47,6 +47,12 @@ class LimitSettings(BaseModel):
         description="most of them of one request; its others follow as they end (a quarter of "
         "--max-num-seqs; 8 for the demo)",
     )
+    reserved_sequences: int | None = Field(
+        None,
+        ge=0,
+        description="sequences of --max-num-seqs that an API key leaves free for the others, while "
+        "there are several (a sixteenth of --max-num-seqs, at least 1); 0 leaves none",
+    )
     max_request_prefill_tokens: Count = Field(
         512, description="most prompt tokens of one request that the engine has yet to read"
     )

@@ -34,7 +34,7 @@ class Harness:
         self.registry = CollectorRegistry()
         fields = {"max_queued_requests": 2, "max_queued_prompt_tokens": 100, **limits}
         self.admission = Admission(
-            SlotLimits(1, 1, 512),
+            SlotLimits(1, 1, 0, 1, 512),
             LimitSettings(**fields),
             AdmissionMetrics(MetricMaker(self.registry)),
             self.clock,

@@ -56,7 +56,7 @@ class Harness:
         self.catalog = CATALOG
         engine: Any = self.engine
         self.audit = Audit()
-        self.slots = Slots(SlotLimits(8, 4, 512))
+        self.slots = Slots(SlotLimits(8, 8, 0, 4, 512))
         self.switcher = Switcher(
             engine, lambda: self.catalog, Metrics(self.registry), initial, self.audit, self.slots
         )

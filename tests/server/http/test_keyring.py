@@ -11,6 +11,7 @@ from server.commands.serve import check_exposure
 from server.http.keyring import Keyring
 from server.settings import Settings
 from server.settings.access_settings import AccessSettings
+from server.settings.keys import Role
 from server.settings.types import SettingError
 from server.telemetry.file_metrics import FileMetrics
 from server.telemetry.metric_maker import MetricMaker
@@ -63,6 +64,11 @@ def test_new_keys_are_in_force_after_a_reload(file: Path, registry: CollectorReg
     assert (name_of(keys, "new"), name_of(keys, "old")) == ("team", None)
     assert name_of(keys, "flag") is not None
     assert keys.api_key_names() >= {"team", "other"}
+    assert keys.is_shared()
+    file.write_text("team api new\nteam api newer\nops admin root\n")
+    again = keyring(file)
+    assert again.keys.has(Role.API)
+    assert not again.is_shared()
     assert reloads(registry) == (1, 0)
 
 

@@ -18,7 +18,7 @@ from tests.server.gateway import eventually
 
 def place(sequences: int, at_a_time: int = 9) -> Place:
     """A place of which the first sequence has started."""
-    slots = Slots(SlotLimits(9, at_a_time, 512))
+    slots = Slots(SlotLimits(9, 9, 0, at_a_time, 512))
     made = slots.place(Demand(None, 1, [1] * sequences, sequences))
     assert made.start_now()
     return made
