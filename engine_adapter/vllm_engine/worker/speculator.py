@@ -14,7 +14,7 @@ class PlannedSpeculator(compat.BaseSpeculator):
     """Takes the place of vLLM's speculator.
 
     Args:
-        runner: drafts for a step: see `RunnerHooks.draft`.
+        runner: drafts for a step: see `RunnerHooks.draft` and `dummy_draft`.
         capacity: the most drafts of a row.
 
     Attributes:
@@ -48,6 +48,7 @@ class PlannedSpeculator(compat.BaseSpeculator):
     ) -> torch.Tensor:
         """The drafts of a step, int64 [B, capacity]; 0, a valid token, where a row has none."""
         if kwargs.get("dummy_run"):
+            self._runner.dummy_draft(input_batch.num_tokens)
             shape = input_batch.num_reqs, self._capacity
             return num_sampled.new_zeros(shape, dtype=torch.int64)
         drafts: torch.Tensor = self._runner.draft(
