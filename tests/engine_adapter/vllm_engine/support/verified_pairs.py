@@ -5,7 +5,7 @@ drafts. If the first is rejected, one more step drafts and verifies the second t
 """
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,15 +15,20 @@ import numpy.typing as npt
 import torch
 from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 
-from engine_adapter.vllm_engine.worker.verification import logits_processors
-from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
+from engine_adapter.vllm_engine.worker.verification.exact_match import ExactMatch
+from engine_adapter.vllm_engine.worker.verification.rejection import (
+    SampledDraft,
+    SpeculativeSampling,
+)
 from tests.engine_adapter.vllm_engine.support.exact import Floats, Sampling, distribution
+from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of
 
 V = 4
 PROMPT = 2
 """The only token of the prompt."""
 
-CPU = torch.device("cpu")
+_LENGTH = 3
+"""Positions of a text."""
 
 _RNG = np.random.default_rng(11)
 TARGET = [_RNG.normal(0, 1.2, (V,) * n) for n in (1, 2, 3)]
@@ -91,22 +96,32 @@ def observed(
 
 
 def _pairs(rule: list[str], sampling: Sampling, world: World) -> npt.NDArray[np.int64]:
-    rows = len(rule)
-    verifier = Verifier(_sampler())
-    history = torch.empty(rows, 0, dtype=torch.long)
-    emitted = _step(verifier, rule, history, sampling, world)
-    first = emitted[:, :1].long()
-    pairs = torch.cat([first, emitted[:, 1:2].long()], dim=1)
-    left = (pairs[:, 1] < 0).nonzero().squeeze(1)
-    again = _step(verifier, [rule[i] for i in left.tolist()], first[left], sampling, world)
-    pairs[left, 1] = again[:, 0].long()
+    verification = _Verification(sampling)
+    nothing = torch.empty(len(rule), 0, dtype=torch.long)
+    pairs, counts = _step(verification, rule, np.arange(len(rule)), nothing, world)
+    left = (counts < 2).nonzero().squeeze(1)
+    rest = [rule[i] for i in left.tolist()]
+    again, _ = _step(verification, rest, left.numpy(), pairs[left, :1], world)
+    pairs[left, 1] = again[:, 0]
     return pairs.numpy()
 
 
 def _step(
-    verifier: Verifier, rule: list[str], history: torch.Tensor, sampling: Sampling, world: World
-) -> torch.Tensor:
-    """Drafts up to the second token and verifies; the emitted tokens, int32 [B, width]."""
+    verification: "_Verification",
+    rule: list[str],
+    texts: npt.NDArray[np.int64],
+    history: torch.Tensor,
+    world: World,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts up to the second token and verifies.
+
+    Args:
+        texts: the numbers of the B texts that take part.
+        history: int64 [B, n], their tokens.
+
+    Returns:
+        int64 [B, 2], of which the first are emitted, and int32 [B], how many; it may be three.
+    """
     drafts = _drafts(rule, history, world)
     text = torch.cat([history, drafts], dim=1)
     begun = history.shape[1]
@@ -121,7 +136,6 @@ def _step(
         drafted[torch.isin(drafts[:, 0], torch.tensor(list(world.ends), dtype=torch.long))] = 1
     lengths = lengths.minimum(drafted)
     logits = _logits(text, begun, lengths, world)
-    scheduled = torch.arange(2 - begun) < lengths[:, None]
     given = drafts.roll(1, 0) if world.shifts_rows else drafts
     verified = (lengths + world.verifies_dropped).minimum(drafted).tolist()
     known = {name: _sampled(begun, name == "block", world) for name in ("token", "block")}
@@ -131,18 +145,8 @@ def _step(
         for row, (name, (first, second), length) in enumerate(places)
         if name != "one-hot" and length
     }
-    metadata = SimpleNamespace(
-        num_draft_tokens=lengths.tolist(), draft_token_ids=given[scheduled].int()
-    )
-    rows = _metadata(sampling, history)
-    rows.spec_token_ids = [
-        row[:n] for row, n in zip(given.tolist(), metadata.num_draft_tokens, strict=True)
-    ]
-    output = verifier(metadata, VerifyInputs(sampled), logits, rows)
-    emitted: torch.Tensor = output.sampled_token_ids
-    if emitted.shape[1] < 2:
-        emitted = torch.nn.functional.pad(emitted, (0, 1), value=-1)
-    return emitted
+    emitted, counts = verification(texts, history, given, lengths, sampled, logits)
+    return torch.nn.functional.pad(emitted, (0, max(0, 2 - emitted.shape[1])))[:, :2], counts
 
 
 def _drafts(rule: list[str], history: torch.Tensor, world: World) -> torch.Tensor:
@@ -184,41 +188,76 @@ def _logits(text: torch.Tensor, begun: int, lengths: torch.Tensor, world: World)
     return every[torch.arange(3 - begun) <= lengths[:, None]]
 
 
-def _sampler() -> Any:
-    from vllm.v1.sample.sampler import Sampler
+class _Verification:
+    """`ExactMatch` and the rules over vLLM's sampler, as the runner calls them.
 
-    return Sampler()
+    vLLM keeps the options of a request in its row of states. Here all texts with the same history
+    share one; their noise differs, since each has positions of its own.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        from engine_adapter.vllm_engine.worker.verification.rule_sampler import RuleSampler
+
+        options = {
+            "seed": 7,  # a request keeps its seed when its history grows
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or -1,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "logit_bias": dict(sampling.logit_bias) or None,
+        }
+        histories: list[list[int]] = [[], *([token] for token in range(V))]
+        requests = [([PROMPT], history, options) for history in histories]
+        self._sampler = sampler_of(V, requests, RuleSampler)
+        self._states = torch.from_numpy(rows_of(self._sampler, range(V + 1)))
+        self._verify = ExactMatch(self._sampler)
+
+    def __call__(
+        self,
+        texts: npt.NDArray[np.int64],
+        history: torch.Tensor,
+        drafts: torch.Tensor,
+        lengths: torch.Tensor,
+        sampled: Mapping[int, SampledDraft],
+        logits: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Verifies the first `lengths` [B] of the drafts [B, n]; see `accept_matching`."""
+        newest = history[:, -1:] if history.shape[1] else torch.full((len(texts), 1), PROMPT)
+        scheduled = torch.arange(drafts.shape[1] + 1) <= lengths[:, None]
+        inputs = torch.cat([newest, drafts], dim=1)[scheduled]
+        state = self._states[newest[:, 0] + 1 if history.shape[1] else newest[:, 0] * 0]
+        batch = _batch(state, texts * _LENGTH + history.shape[1], lengths + 1, inputs)
+        starts = batch.cu_num_logits_np
+        self._sampler.rule = (
+            SpeculativeSampling(sampled, starts, logits.device) if sampled else None
+        )
+        output = self._verify(logits, batch)
+        return output.sampled_token_ids, output.num_sampled
 
 
-def _metadata(sampling: Sampling, history: torch.Tensor) -> Any:
-    """vLLM's sampling metadata of rows with the same parameters."""
-    from vllm import SamplingParams
-    from vllm.v1.sample.logits_processor import BatchUpdate
-    from vllm.v1.sample.metadata import SamplingMetadata
-
-    rows = len(history)
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=rows))
-    processors = logits_processors.build(config, CPU)
-    params = SamplingParams(min_p=sampling.min_p, logit_bias=dict(sampling.logit_bias) or None)
-    added = [(row, params, None, []) for row in range(rows)]
-    for processor in processors.all:
-        processor.update_state(BatchUpdate(rows, removed=[], added=added, moved=[]))
-    return SamplingMetadata(
-        temperature=torch.full((rows,), sampling.temperature),
-        all_greedy=False,
-        all_random=True,
-        top_p=torch.full((rows,), sampling.top_p) if sampling.top_p < 1 else None,
-        top_k=torch.full((rows,), sampling.top_k, dtype=torch.int32) if sampling.top_k else None,
-        generators={},
-        max_num_logprobs=None,
-        no_penalties=sampling.repetition_penalty == 1.0,
-        prompt_token_ids=torch.full((rows, 1), PROMPT),
-        frequency_penalties=torch.zeros(rows),
-        presence_penalties=torch.zeros(rows),
-        repetition_penalties=torch.full((rows,), sampling.repetition_penalty),
-        output_token_ids=history.tolist(),
-        allowed_token_ids_mask=None,
-        bad_words_token_ids={},
-        logitsprocs=processors,
-        spec_token_ids=[[] for _ in range(rows)],
+def _batch(
+    state: torch.Tensor,
+    first: npt.NDArray[np.int64],
+    sizes: torch.Tensor,
+    inputs: torch.Tensor,
+) -> Any:
+    """vLLM's `InputBatch` of rows with these states, first positions and numbers of positions."""
+    starts = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    place = torch.arange(len(inputs)) - starts[:-1].repeat_interleave(sizes)
+    context = torch.full((len(sizes),), _LENGTH + 1, dtype=torch.int32)
+    return SimpleNamespace(
+        num_reqs=len(sizes),
+        num_draft_tokens_per_req=sizes.numpy() - 1,
+        idx_mapping=state,
+        idx_mapping_np=state.numpy(),
+        expanded_idx_mapping=state.repeat_interleave(sizes),
+        expanded_local_pos=place.int(),
+        cu_num_logits=starts.int(),
+        cu_num_logits_np=starts.numpy(),
+        logits_indices=torch.arange(len(inputs)),
+        input_ids=inputs,
+        positions=torch.from_numpy(first).repeat_interleave(sizes) + place,
+        seq_lens=context,
+        seq_lens_cpu_upper_bound=context,
     )

@@ -6,15 +6,14 @@ control test makes it and must see another distribution.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.verification import logits_processors
 from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
-from tests.engine_adapter.vllm_engine.support import verified_pairs
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, CONDITIONS, Sampling, p_value
 from tests.engine_adapter.vllm_engine.support.verified_pairs import (
     RULES,
@@ -81,16 +80,6 @@ def test_a_row_may_end_before_a_draft_that_is_not_drawn(rules: str, ends: Sequen
     assert worst(BATCHES[rules], Sampling(), world=World(ends=ends)) > ALPHA
 
 
-def test_sampled_drafts_match_exactly_where_processed_logprobs_are_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from vllm.v1.sample.sampler import Sampler
-
-    monkeypatch.setattr(verified_pairs, "_sampler", lambda: Sampler("processed_logprobs"))
-    monkeypatch.setattr(SpeculativeSampling, "apply", None)
-    assert worst(["token"], Sampling()) > ALPHA
-
-
 # -- controls: mistakes that must be detected --------------------------------------------------
 
 
@@ -118,12 +107,33 @@ def test_control_each_row_has_its_neighbours_drafts(rule: str) -> None:
 
 @pytest.mark.parametrize("condition", ["min-p", "logit_bias"])
 @pytest.mark.parametrize("rule", RULES)
-def test_control_processors_are_skipped_at_verified_tokens(
+def test_control_options_are_skipped_after_the_first_draft(
     monkeypatch: pytest.MonkeyPatch, rule: str, condition: str
 ) -> None:
-    """As vLLM does with speculation."""
-    monkeypatch.setattr(logits_processors, "expand", lambda *_: compat.LogitsProcessors())
+    apply = compat.V2Sampler.apply_sampling_params
+
+    def skipping(sampler: Any, logits: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
+        places = args[5]
+        limited = apply(sampler, logits, *args, **how)
+        return torch.where(places[:, None] > 0, logits, limited)
+
+    monkeypatch.setattr(compat.V2Sampler, "apply_sampling_params", skipping)
     assert worst([rule], CONDITIONS[condition], FEW) < ALPHA
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_control_a_penalty_does_not_count_the_drafts_before(
+    monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    apply = compat.V2Sampler.apply_sampling_params
+
+    def forgetting(sampler: Any, logits: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
+        return apply(sampler, logits, *args[:5], torch.zeros_like(args[5]), *args[6:], **how)
+
+    sampling = Sampling(repetition_penalty=4.0)
+    assert worst([rule], sampling, FEW) > ALPHA
+    monkeypatch.setattr(compat.V2Sampler, "apply_sampling_params", forgetting)
+    assert worst([rule], sampling, FEW) < ALPHA
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

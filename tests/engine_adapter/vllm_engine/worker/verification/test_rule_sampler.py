@@ -1,69 +1,54 @@
-"""On runner V2, too, verified tokens have the target's exact distribution under every rule.
+"""The sampler with rules: what it returns beside the tokens. `test_distribution` has the tokens."""
 
-See `verification/test_distribution`, whose controls make the mistakes that a rule could make.
-"""
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
-from tests.engine_adapter.vllm_engine.support import verified_pairs
-from tests.engine_adapter.vllm_engine.support.exact import ALPHA, CONDITIONS, Sampling, p_value
-from tests.engine_adapter.vllm_engine.support.v2_pairs import V2Verifier
-from tests.engine_adapter.vllm_engine.support.verified_pairs import RULES, World, observed
-from tests.engine_adapter.vllm_engine.worker.verification.test_distribution import (
-    ALLOWED,
-    FEW,
-    MANY,
+from engine_adapter.vllm_engine.worker.verification.rejection import (
+    SampledDraft,
+    SpeculativeSampling,
 )
+from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of
 
 pytestmark = pytest.mark.needs_vllm
 
-
-@pytest.fixture(autouse=True)
-def same_draws() -> None:
-    torch.manual_seed(7)
+V = 8
 
 
-def worst(
-    monkeypatch: pytest.MonkeyPatch, sampling: Sampling, samples: int, world: World | None = None
-) -> float:
-    """The least p-value over the rules, whose rows share the batch."""
-    monkeypatch.setattr(verified_pairs, "Verifier", lambda _: V2Verifier(sampling))
-    exact = verified_pairs.expected(sampling, world.allowed if world else None)
-    counts = observed(RULES, sampling, samples, world)
-    return min(p_value(counts[rule], exact) for rule in RULES)
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_two_verified_tokens_are_the_targets(
-    monkeypatch: pytest.MonkeyPatch, condition: str
+@pytest.mark.parametrize("options", [{}, {"top_k": 3, "min_p": 0.01}], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_do_not_show_the_rule(
+    temperature: float, options: dict[str, Any]
 ) -> None:
-    assert worst(monkeypatch, CONDITIONS[condition], FEW) > ALPHA
+    """They are read from the logits, or from the processed ones, that are left after the rule."""
+    from engine_adapter.vllm_engine.worker.verification.rule_sampler import RuleSampler
 
+    sampler = sampler_of(V, [([1], [2], {"temperature": temperature, **options})], RuleSampler)
+    (row,) = rows_of(sampler, [0])
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(1))
+    certain = torch.eye(V)[[5, 6]]  # two drafts, of which at least the first is rejected
+    drafts = {0: SampledDraft(np.array([5, 6]), certain)}
+    logits[0, 5] = -1e9
+    before = logits.clone()
 
-@pytest.mark.prove
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_two_verified_tokens_are_the_targets_at_length(
-    monkeypatch: pytest.MonkeyPatch, condition: str
-) -> None:
-    assert worst(monkeypatch, CONDITIONS[condition], MANY) > ALPHA
+    def sample() -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, processed = sampler.sample(
+            logits,
+            torch.full((3,), row),
+            torch.tensor([row]),
+            np.array([row]),
+            torch.arange(1, 4),
+            torch.tensor([2, 5, 6]),
+            torch.arange(3, dtype=torch.int32),
+            np.array([4]),
+        )
+        return tokens, processed.clone()
 
-
-WORLDS = {
-    "a grammar": World(allowed=ALLOWED),
-    "no draft is scheduled": World(drops=0),
-    "a gate": World(ends=(1, 3)),
-}
-
-
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_rows_whose_drafts_are_cut_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, world: World
-) -> None:
-    assert worst(monkeypatch, Sampling(), FEW, world) > ALPHA
-
-
-def test_control_the_residual_is_the_targets_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SpeculativeSampling, "_residual", staticmethod(lambda p, weight, q: p))
-    assert worst(monkeypatch, Sampling(), FEW) < ALPHA
+    _, plain = sample()
+    sampler.rule = SpeculativeSampling(drafts, np.array([0]), logits.device)
+    tokens, processed = sample()
+    assert torch.equal(processed, plain)
+    assert torch.equal(logits, before)
+    assert tokens[0] != 5
