@@ -32,14 +32,16 @@ from engine_adapter.staging import joined, to_device
 def sampling_bytes(specs: Iterable[ProposerSpec], num_rows: int, vocab_size: int) -> int:
     """The memory of sampled drafts, from their draw to their verification; 0 if none samples.
 
-    While a step is verified there are three distributions for each draft: the one that it was drawn
-    from, the target's logits, and their distribution. Then there are four more for each row, at its
-    first rejected draft. Under the block rule there is a residual for each draft before that.
+    The logits of a step are copied: the copy has those of each draft, and of one more position of
+    each row. While the rules read it, there are three distributions for each draft: the one that it
+    was drawn from, the target's logits, and their distribution. Then there are four more for each
+    row, at its first rejected draft. Under the block rule there is a residual for each draft before
+    that.
     """
     most = 0
     for spec in filter(samples, specs):
         k = spec.num_speculative_tokens
-        most = max(most, 3 * k + 4, 4 * k if verifies_blocks(spec) else 0)
+        most = max(most, 4 * k + 5, 5 * k + 1 if verifies_blocks(spec) else 0)
     return most * num_rows * vocab_size * torch.float32.itemsize
 
 

@@ -68,7 +68,7 @@ def test_the_memory_of_sampled_drafts_is_that_of_all_rows_and_the_longest_draft(
     host.specs = (*host.specs, parse_spec(sampled))
     held = host.sampling_memory(3)
     assert held is not None
-    assert held.nbytes == (3 * 4 + 4) * 3 * VOCABULARY * 4
+    assert held.nbytes == (4 * 4 + 5) * 3 * VOCABULARY * 4
 
 
 DISTRIBUTIONS = 7 * heads.VOCABULARY * 4
@@ -100,15 +100,15 @@ def test_a_later_load_needs_its_memory_and_that_of_longer_drafts_than_the_loaded
     ngram = parse_spec({"name": "ngram"})
     assert own > 0
     assert loading.room_for(greedy, 50) == (own, 50)
-    assert loading.room_for(longer, 50) == (own + (3 * 3 + 4) * DISTRIBUTIONS, 50)
+    assert loading.room_for(longer, 50) == (own + (4 * 3 + 5) * DISTRIBUTIONS, 50)
     # With one that samples shorter drafts, a part of it was held when vLLM measured a step.
     loading.specs = (medusa(tmp_path, 2),)
     loading.sampling_memory(7)
-    assert loading.room_for(longer, 50) == (own + 3 * DISTRIBUTIONS, 50)
+    assert loading.room_for(longer, 50) == (own + 4 * DISTRIBUTIONS, 50)
     assert loading.room_for(ngram, 50) == (0, 50)
     # What a later one samples stays free for the steps, and is not needed again by the next load.
     loading.specs = (*loading.specs, longer)
-    assert loading.room_for(ngram, 50) == (0, 50 + 3 * DISTRIBUTIONS)
+    assert loading.room_for(ngram, 50) == (0, 50 + 4 * DISTRIBUTIONS)
     # What was held for a proposer that is gone is there for the next.
     loading.specs = ()
     assert loading.room_for(medusa(tmp_path, 2), 50) == (own - 7 * heads.VOCABULARY * 4, 50)
@@ -121,7 +121,7 @@ def test_what_was_held_in_a_step_that_vllm_did_not_measure_is_not_there(
     loading.sampling_memory(7)
     longer = medusa(tmp_path, 3)
     own = get_method("medusa").device_bytes(longer, Target(), 7)
-    expected = own + 3 * DISTRIBUTIONS, (3 * 2 + 4) * DISTRIBUTIONS
+    expected = own + 4 * DISTRIBUTIONS, (4 * 2 + 5) * DISTRIBUTIONS
     assert loading.room_for(longer, None) == expected
     assert loading.room_for(parse_spec({"name": "ngram"}), None) == (0, expected[1])
 

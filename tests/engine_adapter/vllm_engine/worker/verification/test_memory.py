@@ -7,6 +7,7 @@ import torch
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.staging import joined
 from tests.engine_adapter.vllm_engine.support.peak_memory import peak_memory
+from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -16,25 +17,37 @@ ROWS, VOCABULARY = 8, 4096
 @pytest.mark.parametrize("k", [1, 2, 5, 8])
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_what_is_held_in_advance_is_what_verification_takes(rule: str, k: int) -> None:
-    from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
-
+    """Without options nothing else of this size is made: the sampler takes the target's logits."""
     from engine_adapter.vllm_engine.worker.verification.rejection import (
         SampledDraft,
         SpeculativeSampling,
         sampling_bytes,
     )
+    from engine_adapter.vllm_engine.worker.verification.rule_sampler import RuleSampler
 
     fields = {"name": "d", "method": "draft_model", "model": "a/b", "num_speculative_tokens": k}
     spec = parse_spec({**fields, "draft_sampling": "probabilistic", "verification": rule})
     q = torch.rand(ROWS * k, VOCABULARY).softmax(-1)
-    layout = VerifyLayout([k] * ROWS, q.device)
     drafts = {
         row: SampledDraft(np.zeros(k, np.int64), one, rule == "block")
         for row, one in enumerate(q.split(k))
     }
+    sampler = sampler_of(VOCABULARY, [([1], [2], {"temperature": 1.0})] * ROWS, RuleSampler)
+    rows = rows_of(sampler, range(ROWS))
     logits = torch.randn(ROWS * (k + 1), VOCABULARY)
+    step = (
+        torch.from_numpy(rows.repeat(k + 1)),
+        torch.from_numpy(rows),
+        rows,
+        torch.arange(len(logits)),
+        torch.zeros(len(logits), dtype=torch.int32),
+        torch.arange(k + 1, dtype=torch.int32).repeat(ROWS),
+        np.full(ROWS, 3),
+    )
     with torch.inference_mode(), peak_memory() as peak:
-        SpeculativeSampling(drafts, layout.starts_on_cpu, layout.device).apply(logits)
+        starts = np.arange(ROWS) * (k + 1)
+        sampler.rule = SpeculativeSampling(drafts, starts, q.device)
+        sampler.sample(logits, *step)
     taken = q.nbytes + peak.num_bytes
     held = sampling_bytes([spec], ROWS, VOCABULARY)
     assert 0.98 * taken < held < 1.1 * taken
