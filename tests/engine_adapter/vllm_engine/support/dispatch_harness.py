@@ -185,13 +185,12 @@ class DispatchHarness:
         )
 
 
-def idle_metadata() -> Any:
-    """vLLM's `SamplingMetadata` of a batch whose requests have no options that change logits."""
+def idle_sampler(rows: int = 64) -> Any:
+    """vLLM's sampler of requests without options that change logits."""
     return SimpleNamespace(
-        no_penalties=True,
-        bad_words_token_ids={},
-        allowed_token_ids_mask=None,
-        logitsprocs=SimpleNamespace(all=(), non_argmax_invariant=()),
+        logits_processors=[],
+        sampling_states=SimpleNamespace(min_p=SimpleNamespace(np=np.zeros(rows, np.float32))),
+        use_fp64_gumbel=False,
     )
 
 

@@ -26,11 +26,12 @@ from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting import paged_block_head as block_head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
-from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import MappedVocabulary
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
+from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_sampler
 from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
 from tests.engine_adapter.vllm_engine.support.toy_batches import ToyBatches
 from tests.engine_adapter.vllm_engine.support.toy_block_head import ToyBlockHead
@@ -137,8 +138,8 @@ class World:
             parallel_config=SimpleNamespace(world_size=self.ranks),
             input_batch=None,
             requests={},
-            sampler=None,
-            draft_noise=GeneratorNoise(None),
+            sampler=idle_sampler(),
+            draft_noise=DraftNoise(None),
         )
         config = SpecgateConfig(parse_specs(proposers))
         dispatch = ProposerDispatch(

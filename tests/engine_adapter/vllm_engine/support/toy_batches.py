@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
 from tests.engine_adapter.vllm_engine.support.toy_models import VOCAB
 from tests.engine_adapter.vllm_engine.support.toy_scheduler import Request
 
@@ -49,8 +48,6 @@ class ToyBatches:
         for row, request in zip(tokens, every, strict=True):
             row[: len(request.tokens)] = request.tokens
         return SimpleNamespace(
-            sampling_metadata=idle_metadata(),
-            generators={},
             top_k_cpu=np.full(len(names), VOCAB, np.int32),
             top_p_cpu=np.ones(len(names), np.float32),
             req_ids=names,

@@ -11,6 +11,7 @@ import torch
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_specs
+from tests.engine_adapter.vllm_engine.support.v2_states import sampler_of
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -62,8 +63,7 @@ class World:
     """A runner and a host of the given proposers, name -> (method, draft, further fields)."""
 
     def __init__(self, **proposers: tuple[str, Callable[[DraftBatch], Any], dict[str, Any]]):
-        from engine_adapter.vllm_engine import compat
-        from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
+        from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
         from engine_adapter.vllm_engine.worker.trial import Trial
 
         specs = parse_specs(
@@ -79,7 +79,7 @@ class World:
             use_aux_hidden_state_outputs=True,
             model=self.target,
             _dummy_run=lambda count, **how: self.runner.model(count),
-            draft_noise=GeneratorNoise(compat.sampler.Sampler()),
+            draft_noise=DraftNoise(sampler_of(VOCABULARY, [])),
         )
         self.probes = {name: Probe(draw) for name, (_, draw, _) in proposers.items()}
         host: Any = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The noise of sampled drafts on runner V2."""
+"""The noise of sampled drafts."""
 
 import numpy as np
 import pytest

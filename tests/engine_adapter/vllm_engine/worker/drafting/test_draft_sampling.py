@@ -14,22 +14,21 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
-from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler, SampledDraftStore
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
-from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_metadata
+from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_sampler
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
+from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of
 
 V = 8
 LOGITS = np.random.default_rng(5).normal(0, 1.5, V)
 
 
 def row_sampler(rows: int, sampling: Sampling, seeds: list[int | None] | None = None) -> RowSampler:
-    from vllm.v1.sample.sampler import Sampler
-
     return RowSampler(
-        GeneratorNoise(Sampler()),
+        DraftNoise(idle_sampler()),
         np.full(rows, sampling.temperature, np.float32),
         np.full(rows, sampling.top_k or V, np.int32),
         np.full(rows, sampling.top_p, np.float32),
@@ -70,35 +69,35 @@ def test_a_greedy_row_beside_sampled_ones_takes_the_likeliest_token() -> None:
 @pytest.mark.needs_vllm
 def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
     """So the target as its own draft model emits its drafts, at any temperature."""
-    from vllm.v1.sample.sampler import Sampler
-
-    rows, depth = 50, 2
-    logits = torch.randn(rows, V, generator=torch.Generator().manual_seed(1))
-    sampler = row_sampler(rows, Sampling(temperature=0.8), [*range(rows)])
-    tokens, _ = sampler.draw(logits, np.arange(rows), depth)
-    generators = {
-        i: torch.Generator().manual_seed(int(position_seeds([i], np.array([100 + i + depth]))[0]))
-        for i in range(rows)
-    }
-    target, _ = Sampler().topk_topp_sampler(logits / 0.8, generators, None, None)
-    assert tokens.tolist() == target.tolist()
-    assert tokens.tolist() != sampler.draw(logits, np.arange(rows), depth + 1)[0].tolist()
-
-
-@pytest.mark.needs_vllm
-def test_generators_of_one_draft_pass_are_seeded_again_for_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(1))
-    row_sampler(3, Sampling(), [1, 2, 3]).draw(logits, np.arange(3), 0)
-
-    def made(*_: Any) -> None:
-        raise AssertionError("a generator was made")
-
-    monkeypatch.setattr(torch, "Generator", made)
-    again = row_sampler(3, Sampling(), [4, 5, 6])
-    tokens, _ = again.draw(logits, np.arange(3), 1)
-    assert tokens.tolist() == again.draw(logits, np.arange(3), 1)[0].tolist()
+    seeds, depth = [3, -5, 2**62], 2
+    requests = [([1], [2], {"temperature": 0.8, "seed": seed}) for seed in seeds]
+    target = sampler_of(V, requests)
+    rows = rows_of(target, range(3))
+    drafting = RowSampler(
+        DraftNoise(target),
+        np.full(3, 0.8, np.float32),
+        np.full(3, V, np.int32),
+        np.ones(3, np.float32),
+        seeds,
+        np.arange(20, 23),
+    )
+    others = 0
+    for draw in range(20):
+        logits = torch.randn(3, V, generator=torch.Generator().manual_seed(draw))
+        tokens, _ = drafting.draw(logits, np.arange(3), depth)
+        wanted, _ = target.sample(
+            logits,
+            torch.from_numpy(rows),
+            torch.from_numpy(rows),
+            rows,
+            torch.arange(20, 23) + depth - 1,  # at the token before
+            torch.zeros(3, dtype=torch.int32),
+            torch.zeros(3, dtype=torch.int32),
+            np.full(3, 30),
+        )
+        assert tokens.tolist() == wanted.tolist()
+        others += int((tokens != drafting.draw(logits, np.arange(3), depth + 1)[0]).sum())
+    assert others > 10
 
 
 # -- what is stored --------------------------------------------------------------------------
@@ -117,21 +116,20 @@ MTP = parse_spec({"name": "mtp", "draft_sampling": "probabilistic"})
 class Runner:
     """The used fields of vLLM's runner: three rows, of which one is seeded and one greedy."""
 
-    sampler = None
     device = torch.device("cpu")
     parallel_config = SimpleNamespace(world_size=1)
 
     row_options = RunnerHooks.row_options
-    draft_noise = GeneratorNoise(None)
 
     def __init__(self) -> None:
+        self.sampler = idle_sampler()
+        self.draft_noise = DraftNoise(self.sampler)
         self.input_batch = SimpleNamespace(
             req_ids=["free", "seeded", "greedy"],
             temperature_cpu=np.array([1.0, 1.0, 0.0], np.float32),
             top_k_cpu=np.full(3, V, np.int32),
             top_p_cpu=np.ones(3, np.float32),
             num_tokens_no_spec=np.array([10, 20, 30]),
-            sampling_metadata=idle_metadata(),
         )
         self.requests = {
             name: SimpleNamespace(sampling_params=SimpleNamespace(seed=seed))
@@ -165,10 +163,10 @@ def filled(store: SampledDraftStore, name: str = "token") -> SampledDraftStore:
     return store
 
 
-def popped(store: SampledDraftStore, counts: list[int] | None) -> Mapping[int, SampledDraft]:
+def popped(store: SampledDraftStore, counts: list[int]) -> Mapping[int, SampledDraft]:
     """The drafts for a step of every row of the batch."""
     known = store._runner.input_batch
-    return store.pop_for_verification(known.req_ids, known.num_tokens_no_spec, counts)
+    return store.pop_for_verification(known.req_ids, known.num_tokens_no_spec, np.array(counts))
 
 
 def test_only_drafts_of_sampled_rows_without_a_seed_are_stored() -> None:
@@ -182,7 +180,6 @@ def test_the_first_dropped_draft_is_verified_too() -> None:
     for scheduled, verified in ((0, 1), (1, 2), (2, 3), (3, 3)):
         taken = popped(filled(new_store(Runner())), [scheduled, 0, 0])
         assert len(taken[0].tokens) == len(taken[0].probabilities) == verified
-    assert len(popped(filled(new_store(Runner())), None)[0].tokens) == 1
 
 
 def test_drafts_are_verified_once_at_their_position_by_their_request() -> None:
@@ -227,7 +224,7 @@ def test_a_head_in_the_targets_checkpoint_draws_its_drafts_as_others_do() -> Non
     assert isinstance(sampling, RowSampler)
     assert sampling.temperature.tolist() == [1.0, 0.0]
     assert store.with_sampler("mtp", batch([2])).sampling is None
-    runner.input_batch.sampling_metadata.no_penalties = False
+    runner.sampler.logits_processors.append(object())
     limited = store.with_sampler("mtp", batch([2])).sampling
     assert isinstance(limited, RowSampler)
     assert limited.limits
@@ -262,10 +259,7 @@ SURE = proposer("sure", draft_sampling="probabilistic", min_confidence=0.5)
 
 @pytest.mark.needs_vllm
 def test_a_gate_follows_the_logits_and_not_the_temperature_or_the_token_that_is_drawn() -> None:
-    from vllm.v1.sample.sampler import Sampler
-
     runner: Any = Runner()
-    runner.draft_noise = GeneratorNoise(Sampler())
     store = new_store(runner)
     store.add_proposer(SURE)
     known = batch([0, 1, 2])

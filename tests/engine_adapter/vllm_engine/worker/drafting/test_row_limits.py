@@ -1,5 +1,6 @@
-"""What requests allow at drafts: the logits of a draft are those that verification will see."""
+"""What requests allow at drafts: options and constraints together. See `test_row_options`, too."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,162 +11,86 @@ from engine_adapter.vllm_engine.worker.verification.verifier import _outputs_bef
 from tests.engine_adapter.vllm_engine.worker.verification.test_logits_processors import processors
 
 from engine_adapter.proposers.batch import DraftBatch
-from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
-from engine_adapter.vllm_engine.worker.drafting.row_options import MetadataOptions
-from engine_adapter.vllm_engine.worker.verification import logits_processors
+from engine_adapter.vllm_engine.worker.drafting.row_options import RowOptions
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, Sampling, distribution, p_value
+from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of
 
 pytestmark = pytest.mark.needs_vllm
 
-CPU = torch.device("cpu")
 V = 12
-OUTPUTS = [[1, 2, 2], [3], [4, 5]]
-"""The output of the three rows of the batch."""
+TOKENS = [([0, 6], [1, 2, 2]), ([6, 7], [3]), ([8], [4, 5])]
+"""The prompts and the outputs of the three requests."""
 NO_ONE = [None, None, None]
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "bias": {"rows": [{"logit_bias": {3: 5.0, 7: -100.0}}, {}, {"logit_bias": {1: 2.0}}]},
-    "min_tokens": {"rows": [{"min_tokens": 5, "stop_token_ids": [9]}, {}, {}]},
-    "min_p": {"rows": [{"min_p": 0.4}, {"min_p": 0.1}, {}]},
-    "penalties": {"penalties": [(1.5, 0.4, 0.2), (1.0, 0.0, 0.0), (0.7, -0.3, 1.0)]},
-    "allowed": {"allowed": [[1, 2, 3, 8], None, [0, 5]]},
-    "bad_words": {"bad_words": {0: [[2], [1, 4]], 2: [[5, 6]]}},
-    "everything": {
-        "rows": [
-            {"logit_bias": {3: 2.0}, "min_p": 0.1},
-            {"min_tokens": 3, "stop_token_ids": [9]},
-            {},
-        ],
-        "penalties": [(1.3, 0.1, 0.0), (1.0, 0.5, 0.0), (1.0, 0.0, 0.5)],
-        "allowed": [None, [*range(2, 12)], None],
-        "bad_words": {1: [[3, 3]]},
-    },
-}
+PLAIN: list[Mapping[str, Any]] = [{}, {}, {}]
+PENALTIES: list[Mapping[str, Any]] = [{"presence_penalty": 1.0, "logit_bias": {3: 1.0}}, {}, {}]
 
 
-def metadata(
-    rows: list[dict[str, Any]] | None = None,
-    penalties: list[tuple[float, float, float]] | None = None,
-    allowed: list[list[int] | None] | None = None,
-    bad_words: dict[int, list[list[int]]] | None = None,
-) -> Any:
-    """vLLM's `SamplingMetadata`; a row's penalties are repetition, frequency and presence."""
-    from vllm.v1.sample.metadata import SamplingMetadata
-
-    mask = None
-    if allowed is not None:
-        mask = torch.zeros(3, V, dtype=torch.bool)
-        for row, tokens in enumerate(allowed):
-            if tokens is not None:
-                mask[row] = True
-                mask[row, tokens] = False
-    repetition, frequency, presence = torch.tensor(penalties or [(1.0, 0.0, 0.0)] * 3).unbind(1)
-    return SamplingMetadata(
-        temperature=None,
-        all_greedy=True,
-        all_random=False,
-        top_p=None,
-        top_k=None,
-        generators={},
-        max_num_logprobs=None,
-        no_penalties=penalties is None,
-        prompt_token_ids=torch.tensor([[0, 6], [6, 7], [8, V]]) if penalties else None,
-        frequency_penalties=frequency,
-        presence_penalties=presence,
-        repetition_penalties=repetition,
-        output_token_ids=OUTPUTS,
-        allowed_token_ids_mask=mask,
-        bad_words_token_ids=bad_words or {},
-        logitsprocs=processors(rows or [{}, {}, {}], OUTPUTS),
-    )
-
-
-def sampler() -> Any:
-    from vllm.v1.sample.sampler import Sampler
-
-    return Sampler()
+def sampler(options: Sequence[Mapping[str, Any]] = PLAIN) -> Any:
+    return sampler_of(V, [(*TOKENS[i], each) for i, each in enumerate(options)])
 
 
 def limits(
-    given: Any, rows: list[int], constraints: Any = NO_ONE, samples: bool = True
+    options: Sequence[Mapping[str, Any]],
+    rows: list[int],
+    constraints: Any = NO_ONE,
+    samples: bool = True,
 ) -> RowLimits:
-    own = [constraints[row] for row in rows]
-    options = MetadataOptions(sampler(), given, np.array(rows), 3, samples=samples)
-    return RowLimits(options, own)
-
-
-def verified(given: Any, drafts: list[list[int]], logits: torch.Tensor) -> torch.Tensor:
-    """The logits [T + B, V] that verification takes the tokens from, at every position."""
-    layout = VerifyLayout([len(row) for row in drafts], CPU)
-    outputs = _outputs_before(given.output_token_ids, layout, drafts)
-    plain = logits_processors.expand_metadata(given, layout, outputs, {})
-    result: torch.Tensor = sampler().apply_logits_processors(logits.clone(), plain, False)
-    for processor in plain.logitsprocs.argmax_invariant:
-        result = processor.apply(result)
-    return result
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1]], ids=str)
-def test_a_drafts_logits_are_those_of_its_verification(
-    options: dict[str, Any], rows: list[int]
-) -> None:
-    given, depths = metadata(**options), 4
-    logits = torch.randn(3, depths, V, generator=torch.Generator().manual_seed(2)) * 3
-    made = limits(given, rows)
-    assert made
-    drafts: list[list[int]] = [[], [], []]
-    drafted = []
-    for depth in range(depths):
-        limited, after = made.apply(logits[rows, depth], np.arange(len(rows)), depth)
-        for processor in after:
-            limited = processor.apply(limited)
-        drafted.append(limited)
-        tokens = limited.argmax(-1)
-        made.record(np.arange(len(rows)), tokens)
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            drafts[row].append(token)
-    for i, row in enumerate(rows):
-        own = [drafts[r][:-1] if r == row else [] for r in range(3)]
-        at = torch.cat([logits[r, : len(own[r]) + 1] for r in range(3)])
-        seen = verified(given, own, at)[row : row + depths]
-        for depth in range(depths):
-            assert torch.equal(drafted[depth][i], seen[depth])
-
-
-def test_only_some_rows_may_be_drafted_at_a_depth() -> None:
-    given = metadata(**OPTIONS["penalties"])
-    made, all_rows = limits(given, [2, 0, 1]), np.arange(3)
-    logits = torch.randn(3, V)
-    made.record(all_rows, torch.tensor([4, 1, 3]))
-    whole, _ = made.apply(logits, all_rows, 1)
-    part, _ = made.apply(logits[[1, 0]], np.array([1, 0]), 1)
-    assert torch.equal(part, whole[[1, 0]])
+    made, own = sampler(options), [constraints[row] for row in rows]
+    lengths = np.array([sum(map(len, TOKENS[row])) for row in rows])
+    return RowLimits(RowOptions(made, rows_of(made, rows), lengths, samples=samples), own)
 
 
 def test_the_given_logits_do_not_change() -> None:
     logits = torch.randn(3, V)
     before = logits.clone()
-    limits(metadata(**OPTIONS["everything"]), [0, 1, 2]).apply(logits, np.arange(3), 0)
+    limited, _ = limits(PENALTIES, [0, 1, 2], [AfterItself(1)] * 3).apply(logits, np.arange(3), 0)
+    assert not torch.equal(limited[0], logits[0])
     assert torch.equal(logits, before)
 
 
-def test_requests_without_options_have_no_limits() -> None:
-    assert not limits(metadata(), [0, 1, 2])
-    for options in OPTIONS.values():
-        assert limits(metadata(**options), [0, 1, 2])
-    assert not limits(metadata(**OPTIONS["min_p"]), [0, 1, 2], samples=False)
+def test_requests_without_options_or_constraints_have_no_limits() -> None:
+    assert not limits(PLAIN, [0, 1, 2])
+    assert limits(PLAIN, [0, 1, 2], [None, AfterItself(1), None])
+    assert limits(PENALTIES, [0, 1, 2])
+    assert not limits(PENALTIES, [1, 2])
+    min_p = [{"temperature": 1.0, "min_p": 0.4}, {}, {}]
+    assert limits(min_p, [0, 1, 2])
+    assert not limits(min_p, [0, 1, 2], samples=False)
+
+
+def test_min_tokens_forbids_a_stop_only_at_drafts_before_it_is_reached() -> None:
+    made = limits([{"min_tokens": 5, "stop_token_ids": [9]}, {}, {}], [1, 0])
+    every, logits = np.arange(2), torch.zeros(2, V)
+    forbidden = []
+    for depth in range(4):
+        limited, _ = made.apply(logits, every, depth)
+        forbidden.append(limited.isneginf().nonzero().tolist())
+        made.record(every, torch.tensor([1, 1]))
+    # Three tokens of five were there before.
+    assert forbidden == [[[1, 9]], [[1, 9]], [], []]
 
 
 def test_a_row_for_which_nothing_is_left_keeps_its_own_logits() -> None:
     """Otherwise its distribution would be no distribution, which is a fault of the proposer."""
-    given = metadata(allowed=[[], None, [3]])
+    options = [{"allowed_token_ids": [7, 8]}, {}, {"allowed_token_ids": [3]}]
     logits = torch.randn(3, V)
-    made, _ = limits(given, [0, 1, 2]).apply(logits, np.arange(3), 0)
+    made, _ = limits(options, [0, 1, 2], [AfterItself(0), None, None]).apply(
+        logits, np.arange(3), 0
+    )
     assert torch.equal(made[:2], logits[:2])
     assert made[2].argmax() == 3
+
+
+def test_a_constraint_and_an_option_of_a_row_both_hold() -> None:
+    options = [{"logit_bias": {2: -100.0}}, {"logit_bias": {5: 100.0}}, {}]
+    made = limits(options, [0, 1, 2], [AfterItself(0), AfterItself(3), AfterItself(5)])
+    logits = torch.arange(V, dtype=torch.float32).expand(3, V)
+    assert made.apply(logits, np.arange(3), 0)[0].argmax(-1).tolist() == [1, 5, 7]
+    made.record(np.arange(3), torch.tensor([1, 5, 7]))
+    assert made.apply(logits, np.arange(3), 1)[0].argmax(-1).tolist() == [3, 7, 9]
 
 
 # -- constraints -------------------------------------------------------------------------------
@@ -195,7 +120,7 @@ class Free(AfterItself):
 
 def test_a_constraint_reads_each_draft_of_its_row() -> None:
     constraints = [AfterItself(0), None, Free(0)]
-    made, rows = limits(metadata(), [0, 1, 2], constraints), np.arange(3)
+    made, rows = limits(PLAIN, [0, 1, 2], constraints), np.arange(3)
     logits = torch.arange(V, dtype=torch.float32).expand(3, V)
     drafts = []
     for depth in range(3):
@@ -211,11 +136,11 @@ def test_sampled_drafts_come_from_their_stated_distribution_under_limits() -> No
     count = 40_000
     raw = np.random.default_rng(5).normal(0, 1.5, V)
     allowed = [[2, 3, 7], [3, 4], [4, 5, 6]]
-    given = metadata(rows=[{"min_p": 0.05}] * 3, allowed=[*allowed])
-    made = limits(given, [0, 1, 2], [AfterItself(1), AfterItself(2), AfterItself(3)])
+    options = [{"temperature": 0.8, "min_p": 0.05, "allowed_token_ids": row} for row in allowed]
+    made = limits(options, [0, 1, 2], [AfterItself(1), AfterItself(2), AfterItself(3)])
     temperature = np.full(3, 0.8, np.float32)
     rows = RowSampler(
-        GeneratorNoise(sampler()),
+        DraftNoise(sampler()),
         temperature,
         np.full(3, V, np.int32),
         np.ones(3, np.float32),
@@ -243,10 +168,10 @@ def test_sampled_drafts_come_from_their_stated_distribution_under_limits() -> No
 
 
 def test_rows_with_limits_draw_their_likeliest_allowed_token() -> None:
-    made = limits(metadata(), [0, 1, 2], [AfterItself(4), None, None])
+    made = limits(PLAIN, [0, 1, 2], [AfterItself(4), None, None])
     zeros = np.zeros(3, np.float32)
     rows = RowSampler(
-        GeneratorNoise(sampler()),
+        DraftNoise(sampler()),
         zeros,
         np.full(3, V, np.int32),
         np.ones(3, np.float32),
@@ -273,7 +198,7 @@ def test_rows_with_limits_draw_their_likeliest_allowed_token() -> None:
 
 
 def test_limits_of_chosen_rows_begin_again() -> None:
-    made = limits(metadata(), [0, 1, 2], [AfterItself(0), AfterItself(1), AfterItself(2)])
+    made = limits(PLAIN, [0, 1, 2], [AfterItself(0), AfterItself(1), AfterItself(2)])
     chosen = made.select(np.array([2, 0]))
     logits = torch.arange(V, dtype=torch.float32).expand(2, V)
     assert chosen.apply(logits, np.arange(2), 0)[0].argmax(-1).tolist() == [4, 2]

@@ -1,4 +1,4 @@
-"""Options at drafts on runner V2: the logits of a draft are those that verification will see."""
+"""Options at drafts: the logits of a draft are those that verification will see."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
