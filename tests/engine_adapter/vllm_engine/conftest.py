@@ -81,26 +81,22 @@ async def start(
 
 
 @contextmanager
-def planning_at_random(dispatch: str | None = None) -> Iterator[None]:
+def planning_at_random(*, cheats: bool = False) -> Iterator[None]:
     """Engines that start in the block have a `RandomPlanScheduler`.
 
     Args:
-        dispatch: the dotted path of their dispatch, if it is not Specgate's own.
+        cheats: their dispatch cuts the drafts of `CHEAT`: see `cheating`.
     """
-    # Its import takes vLLM's, which a run without engines need not wait for.
-    from tests.engine_adapter.vllm_engine.support.random_plans import (
-        RandomPlanAsyncScheduler,
-        RandomPlanScheduler,
-    )
+    # The imports take vLLM's, which a run without engines need not wait for.
+    from tests.engine_adapter.vllm_engine.support import cheating, random_plans
 
+    scheduler = cheating.CheatingScheduler if cheats else random_plans.RandomPlanScheduler
+    late = cheating.CheatingAsyncScheduler if cheats else random_plans.RandomPlanAsyncScheduler
     built = arguments.engine_args
 
     def replaced(*args: Any) -> Any:
         made = built(*args)
-        is_async = made.async_scheduling
-        made.scheduler_cls = RandomPlanAsyncScheduler if is_async else RandomPlanScheduler
-        if dispatch is not None:
-            made.speculative_config["model"] = dispatch
+        made.scheduler_cls = late if made.async_scheduling else scheduler
         return made
 
     with pytest.MonkeyPatch.context() as patch:

@@ -26,7 +26,6 @@ from engine_adapter.types import (
     SpecMethod,
     StructuredOutput,
 )
-from engine_adapter.vllm_engine.gateway.model_runner import is_v2
 from tests.engine_adapter.vllm_engine.conftest import planning_at_random, start
 from tests.engine_adapter.vllm_engine.support.exact import (
     ALPHA,
@@ -47,8 +46,6 @@ from tests.engine_adapter.vllm_engine.support.live import CHEAT, RANDOM, Live, P
 
 pytestmark = pytest.mark.engine
 on_the_engines_loop = pytest.mark.asyncio(loop_scope="session")
-
-SUPPORT = "tests.engine_adapter.vllm_engine.support"
 
 SAMPLES = 1_500
 MANY = 6_000
@@ -127,7 +124,7 @@ def tree() -> Tree:
 async def crowd() -> AsyncIterator[Live]:
     """An engine with every proposer, some of them in several variants, and with the control."""
     cheat = {"name": CHEAT, **_DRAFT, **_SAMPLED}
-    with planning_at_random(f"{SUPPORT}.cheating.CheatingDispatch"):
+    with planning_at_random(cheats=True):
         started = await start(
             [*PROPOSERS, *FOR_CONSTRAINTS, cheat], kv_cache_memory_bytes=1 << 30, max_num_seqs=64
         )
@@ -269,8 +266,6 @@ async def test_control_a_length_chosen_by_the_sampled_draft_is_detected(
     Power: at least 99 of 100 such tests detect it (`test_the_stated_power_of_the_control`). What
     is seen is what such a choice must give, so nothing else fails the test.
     """
-    if is_v2():
-        pytest.skip("only V1 takes another dispatch by its path")
     sampling = CONDITIONS["temperature 1.0"]
     seen, drafted = await generations(crowd, tree, CHEAT, sampling, SAMPLES)
     assert drafted > SAMPLES // 10

@@ -13,6 +13,10 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import SampledDraftStore
 from tests.engine_adapter.vllm_engine.support.live import CHEAT
+from tests.engine_adapter.vllm_engine.support.random_plans import (
+    RandomPlanAsyncScheduler,
+    RandomPlanScheduler,
+)
 
 
 def shortened(name: str, drafts: Drafts) -> Drafts:
@@ -30,22 +34,34 @@ def shortened(name: str, drafts: Drafts) -> Drafts:
     )
 
 
-class CheatingStore(SampledDraftStore):
-    """Does not remember the first token that was cut, which verification would need."""
+def cut_drafts() -> None:
+    """From now on the dispatch of this process cuts the drafts of `CHEAT`.
 
-    def store(self, name: str, batch: DraftBatch, drafts: Drafts) -> None:
-        """Stores what is left of the drafts."""
-        super().store(name, batch, shortened(name, drafts))
+    It does not remember the first token that was cut, which verification would need.
+    """
+    store, draft = SampledDraftStore.store, ProposerDispatch.draft
+
+    def store_rest(self: Any, name: str, batch: DraftBatch, drafts: Drafts) -> None:
+        store(self, name, batch, shortened(name, drafts))
+
+    def draft_rest(self: Any, name: str, batch: DraftBatch) -> Drafts:
+        return shortened(name, draft(self, name, batch))
+
+    SampledDraftStore.store = store_rest  # type: ignore[method-assign]
+    ProposerDispatch.draft = draft_rest  # type: ignore[method-assign]
 
 
-class CheatingDispatch(ProposerDispatch):
-    """The dispatch, which cuts the drafts of `CHEAT`."""
+class Cheating:
+    """Mixed into a scheduler: with one rank, the dispatch is in its process."""
 
-    def bind(self, runner: Any) -> None:
-        """Takes the runner, with a store that forgets."""
-        super().bind(runner)
-        self.sampled_drafts = CheatingStore(runner, self.host.specs, self.host.constraints)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        cut_drafts()
 
-    def draft(self, name: str, batch: DraftBatch) -> Drafts:
-        """The drafts, cut."""
-        return shortened(name, super().draft(name, batch))
+
+class CheatingScheduler(Cheating, RandomPlanScheduler):
+    """The scheduler with random plans, beside a dispatch that cheats."""
+
+
+class CheatingAsyncScheduler(Cheating, RandomPlanAsyncScheduler):
+    """The same that schedules asynchronously."""

@@ -27,7 +27,7 @@ RANDOM = "random"
 """The method of rows that `planning_at_random` plans at random."""
 
 CHEAT = "cheat"
-"""The proposer whose drafts `cheating.CheatingDispatch` cuts."""
+"""The proposer whose drafts `cheating` cuts."""
 
 _ids = itertools.count()
 
