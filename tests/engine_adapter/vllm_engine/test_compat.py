@@ -149,11 +149,8 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
     }
     assert replacing == {
         "_get_actor_resource_kwargs",
-        "_get_eagle3_aux_layers_from_config",
         "_get_model",
         "_get_slot_mapping",
-        "_get_spec_decode_draft_probs",
-        "_input_fits_in_drafter",
         "_make_model_runner",
         "_raise_if_draft_tp_mismatch",
         "capture",
@@ -165,7 +162,6 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
         "init_cudagraph_manager",
         "initialize_attn_backend",
         "propose",
-        "propose_draft_token_ids",
         "take_draft_token_ids",
         "verify_equal_vocab_size_if_draft_model",
     }

@@ -16,7 +16,6 @@ HOOKS_OF_OURS = {
     "admission.patch_constraint_check",
     "engine_core.patch_engine_core",
     "log_filters.silence_engine_death",
-    "log_filters.silence_min_p_warning",
     "log_filters.silence_parser_lines",
     "log_filters.silence_rejected_tokens",
     "module_names.patch_cpu_runner",

@@ -2,16 +2,11 @@
 
 import logging
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.patches.log_filters import (
-    silence_engine_death,
-    silence_min_p_warning,
-)
+from engine_adapter.vllm_engine.patches.log_filters import silence_engine_death
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -33,25 +28,6 @@ def logger(
     logger.removeHandler(caplog.handler)
     logger.propagate = propagate
     logger.filters[:] = filters
-
-
-@pytest.mark.parametrize("logger", ["build_logitsprocs"], indirect=True)
-def test_vllms_warning_about_min_p_and_logit_bias_is_not_shown(
-    logger: logging.Logger, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = SimpleNamespace(
-        speculative_config=True, scheduler_config=SimpleNamespace(max_num_seqs=8)
-    )
-    device = torch.device("cpu")
-    compat.build_logitsprocs(config, device, False, False)
-    assert "won't work" in caplog.text
-    caplog.clear()
-    silence_min_p_warning()
-    silence_min_p_warning()
-    assert len(logger.filters) == 1
-    compat.build_logitsprocs(config, device, False, False)
-    logger.warning("another line")
-    assert caplog.messages == ["another line"]
 
 
 @pytest.mark.parametrize("logger", ["AsyncLLM"], indirect=True)

@@ -1,52 +1,15 @@
-"""Recurrent layers: which are refused, and resumed requests that compute a few tokens again."""
+"""Recurrent layers: which loaded ones are refused."""
 
 from collections.abc import Mapping
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.recurrent import RecurrentStateHooks, StateLayerHooks
-
-LENGTHS = {"resumed": 40, "prompt": 30, "drafting": 50, "one": 45}
-"""Tokens of each request."""
-PROMPTS = {"resumed": 20, "prompt": 30, "drafting": 20, "one": 20}
-
-
-class Upstream:
-    """A runner whose batch is reordered, and that notes which rows read their prompt."""
-
-    def __init__(self, *, hybrid: bool) -> None:
-        names = list(LENGTHS)
-        self.model_config = SimpleNamespace(is_hybrid=hybrid)
-        self.input_batch = SimpleNamespace(
-            req_id_to_index={name: row for row, name in enumerate(names)},
-            num_prompt_tokens=np.array([PROMPTS[name] for name in names]),
-            num_tokens_no_spec=np.array([LENGTHS[name] for name in names]),
-        )
-        self.seen: list[dict[str, int]] = []
-
-    def prompts(self) -> dict[str, int]:
-        batch = self.input_batch
-        return {
-            name: int(batch.num_prompt_tokens[row]) for name, row in batch.req_id_to_index.items()
-        }
-
-    def _may_reorder_batch(self, scheduler_output: Any) -> None:
-        self.seen.append(self.prompts())
-        batch = self.input_batch
-        for array in (batch.num_prompt_tokens, batch.num_tokens_no_spec):
-            array[:] = array[::-1].copy()
-        last = len(LENGTHS) - 1
-        batch.req_id_to_index = {n: last - row for n, row in batch.req_id_to_index.items()}
-
-    def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        self.seen.append(self.prompts())
-        return args, kwargs
+from engine_adapter.vllm_engine.worker.recurrent import StateLayerHooks
 
 
 class KeepingSpecs:
@@ -71,36 +34,8 @@ class KeepingSpecs:
         return {**dict.fromkeys(names, state), "attention": kept}
 
 
-class Runner(RecurrentStateHooks, Upstream):
-    """A runner with the hooks."""
-
-
-SCHEDULED = SimpleNamespace(
-    num_scheduled_tokens={"resumed": 3, "prompt": 5, "drafting": 4, "one": 1},
-    scheduled_spec_decode_tokens={"drafting": [7, 8, 9]},
-)
-
-
-def test_tokens_that_a_resumed_request_computes_again_count_as_its_prompt() -> None:
-    runner = Runner(hybrid=True)
-    runner._may_reorder_batch(SCHEDULED)
-    assert runner._build_attention_metadata(1, b=2) == ((1,), {"b": 2})
-    assert runner.seen == [PROMPTS | {"resumed": LENGTHS["resumed"]}] * 2
-    assert runner.prompts() == PROMPTS, "restored, although the rows have moved"
-
-
-def test_a_target_without_recurrent_layers_is_left_alone() -> None:
-    runner = Runner(hybrid=False)
-    runner._may_reorder_batch(SCHEDULED)
-    runner._build_attention_metadata()
-    assert runner.seen == [PROMPTS] * 2
-
-
-# -- refusals --------------------------------------------------------------------------------
-
-
 class Loaded(StateLayerHooks, KeepingSpecs):
-    """A runner of either kind whose target is loaded, with the hooks."""
+    """A runner whose target is loaded, with the hooks."""
 
 
 @pytest.mark.needs_vllm
