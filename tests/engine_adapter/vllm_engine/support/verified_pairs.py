@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 
 from engine_adapter.vllm_engine.worker.verification.exact_match import ExactMatch
 from engine_adapter.vllm_engine.worker.verification.rejection import (

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_adapter.vllm_engine.worker.verification.seeding import position_seeds
 
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.batch import DraftBatch, Drafts

@@ -6,9 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_adapter.vllm_engine.worker.verification.layout import VerifyLayout
-from engine_adapter.vllm_engine.worker.verification.verifier import _outputs_before
-from tests.engine_adapter.vllm_engine.worker.verification.test_logits_processors import processors
 
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
