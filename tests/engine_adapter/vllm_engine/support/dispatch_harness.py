@@ -4,7 +4,7 @@ The drafts of an echo proposer show its tag and the row's length, and it records
 runner and the scheduler's output are replaced by objects with the fields that the dispatch reads.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -171,7 +171,7 @@ class DispatchHarness:
             TargetStep(
                 scheduled={name: r.scheduled for name, r in rows.items()},
                 sampled=[[5] * r.sampled for r in every],
-                first_samples=TargetStep.first_of([max(r.sampled - 1, 0) for r in every]),
+                first_samples=np.cumsum([0, *(max(r.sampled, 1) for r in every)])[:-1],
                 sample_hidden=self.hidden(every),
             ),
         )
@@ -212,16 +212,13 @@ Blocks = tuple[list[int], list[int]]
 """The blocks of a request, by KV cache group."""
 
 
-def cached(*rows: tuple[str, Blocks | None, int], resumed: Set[str] = frozenset()) -> Any:
-    """Requests that were scheduled before: id, new blocks, computed tokens."""
+def cached(*rows: tuple[str, Blocks | None]) -> Any:
+    """Running requests: id, new blocks."""
     return SimpleNamespace(
-        req_ids=[name for name, _, _ in rows],
-        new_block_ids=[blocks for _, blocks, _ in rows],
-        num_computed_tokens=[computed for _, _, computed in rows],
-        resumed_req_ids=resumed,
+        req_ids=[name for name, _ in rows], new_block_ids=[blocks for _, blocks in rows]
     )
 
 
 def new(blocks: Blocks, computed: int) -> Any:
-    """A request that is scheduled for the first time."""
+    """A request that is scheduled for the first time, or again after it was preempted."""
     return SimpleNamespace(block_ids=blocks, num_computed_tokens=computed)

@@ -28,7 +28,6 @@ class Request:
     group_blocks: list[list[int]] = field(default_factory=list)
     """For each KV cache group, its blocks."""
     pending: list[int] = field(default_factory=list)
-    seen: bool = False
     drafted_by: str = NONE
     """The proposer that drafted at the end of its last step, `NONE` after a preemption."""
 
@@ -52,38 +51,28 @@ class Schedule:
         self.hits: dict[str, int] = {}
         """Request -> its tokens that were in the prefix cache."""
         self._new: list[Any] = []
-        self._cached = SimpleNamespace(
-            req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()
-        )
+        self._cached = SimpleNamespace(req_ids=[], new_block_ids=[])
 
     def add_cached(self, request: Request, count: int, blocks: list[list[int]]) -> None:
-        """A request that was scheduled before reads `count` tokens; `blocks` are new to it."""
+        """A running request reads `count` tokens; `blocks` are new to it."""
         self.counts[request.request_id] = count
         self._cached.req_ids.append(request.request_id)
         self._cached.new_block_ids.append(tuple(blocks) if any(blocks) else None)
-        self._cached.num_computed_tokens.append(request.computed)
 
     def add_started(self, request: Request, count: int) -> None:
         """A request starts, or starts again after it was preempted."""
-        blocks = [list(of_group) for of_group in request.group_blocks]
-        if request.seen:
-            self.add_cached(request, count, blocks)
-            self._cached.resumed_req_ids.add(request.request_id)
-            return
+        blocks = tuple(list(of_group) for of_group in request.group_blocks)
         self.counts[request.request_id] = count
-        self._new.append(
-            SimpleNamespace(block_ids=tuple(blocks), num_computed_tokens=request.computed)
-        )
-        request.seen = True
+        self._new.append(SimpleNamespace(block_ids=blocks, num_computed_tokens=request.computed))
 
-    def output(self, finished: set[str]) -> Any:
+    def output(self, finished: set[str], preempted: set[str]) -> Any:
         """vLLM's `SchedulerOutput`, as far as it is read."""
         return SimpleNamespace(
             finished_req_ids=finished,
             scheduled_new_reqs=self._new,
             scheduled_cached_reqs=self._cached,
             kv_cache_block_copies=None,
-            preempted_req_ids=None,
+            preempted_req_ids=preempted,
             specgate_quarantined=frozenset(),
             specgate_constraints={},
         )
@@ -108,6 +97,7 @@ class ToyScheduler:
         self.waiting: list[str] = []
         self._pool, self._max_model_len, self._chunk = pool, max_model_len, chunk
         self._finished: set[str] = set()
+        self._preempted: set[str] = set()
 
     def add(self, request: Request) -> None:
         """The request waits for its turn."""
@@ -128,6 +118,7 @@ class ToyScheduler:
         self._release(request)
         request.computed, request.pending, request.drafted_by = 0, [], NONE
         self.running.remove(request_id)
+        self._preempted.add(request_id)
         self.waiting.insert(0, request_id)
 
     def schedule(self) -> tuple[Schedule, Any]:
@@ -139,8 +130,8 @@ class ToyScheduler:
         while self.waiting and not schedule.preempted:
             if not self._start(self.requests[self.waiting[0]], schedule):
                 break
-        output = schedule.output(self._finished)
-        self._finished = set()
+        output = schedule.output(self._finished, self._preempted)
+        self._finished, self._preempted = set(), set()
         return schedule, output
 
     def plan(self, counts: Mapping[str, int]) -> StepPlan:

@@ -204,20 +204,23 @@ def test_a_new_request_has_fresh_blocks_after_its_prefix_hit(
 
 
 def test_every_new_block_of_a_running_request_is_fresh(harness: DispatchHarness) -> None:
-    rows = cached(("r", ([5], []), 32), ("s", None, 8), ("t", ([6, 3], [2]), 16))
+    rows = cached(("r", ([5], [])), ("s", None), ("t", ([6, 3], [2])))
     harness.dispatch.observe(output(scheduled_cached_reqs=rows))
     assert harness.draft_model.fresh == [[5, 6, 3], [2]]
     assert harness.draft_model.forgotten == []
 
 
-def test_a_resumed_request_has_fresh_blocks_and_loses_its_drafts(
+def test_a_preempted_request_loses_its_drafts_and_comes_again_with_fresh_blocks(
     harness: DispatchHarness,
 ) -> None:
-    rows = cached(("r", ([1, 2, 3, 4], [6, 7]), 2 * BLOCK), ("s", ([9], []), 8), resumed={"r"})
-    harness.dispatch.observe(output(scheduled_cached_reqs=rows))
-    assert harness.draft_model.fresh == [[3, 4, 9], [7]]
+    harness.dispatch.observe(output(preempted_req_ids={"r"}))
     assert harness.draft_model.forgotten == ["r"]
     assert harness.echoes["a"].forgotten == [], "it continues; only its KV is gone"
+    again = new(([1, 2, 3, 4], [6, 7]), 2 * BLOCK)
+    running = cached(("s", ([9], [])))
+    harness.dispatch.observe(output(scheduled_new_reqs=[again], scheduled_cached_reqs=running))
+    assert harness.draft_model.fresh == [[3, 4, 9], [7]]
+    assert harness.draft_model.forgotten == ["r"]
 
 
 def test_copies_are_passed_on_without_fresh_blocks_too(harness: DispatchHarness) -> None:

@@ -10,7 +10,6 @@ from engine_adapter.proposers.batch import DraftBatch, Drafts
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import (
     CONTEXT,
     DispatchHarness,
-    cached,
     output,
     prompt_row,
     row,
@@ -177,15 +176,10 @@ def test_a_shadow_that_finds_nothing_is_reported_at_once(harness: DispatchHarnes
     assert harness.report.fates == [("r", "a", 4, 0, 0, 0)]
 
 
-@pytest.mark.parametrize("how", ["ended", "resumed"])
+@pytest.mark.parametrize("how", ["finished_req_ids", "preempted_req_ids"])
 def test_a_row_that_ends_or_is_preempted_has_no_fate(harness: DispatchHarness, how: str) -> None:
     harness.propose(ONE, {}, shadows={"a": ["r"]})
-    gone = (
-        output(finished_req_ids={"r"})
-        if how == "ended"
-        else output(scheduled_cached_reqs=cached(("r", ([1], []), 0), resumed={"r"}))
-    )
-    harness.dispatch.observe(gone)
+    harness.dispatch.observe(output(**{how: {"r"}}))
     harness.propose({"r": row(20)}, {}, shadows={"a": []})
     assert harness.report.fates == []
 

@@ -150,9 +150,13 @@ def test_a_target_that_cannot_output_its_layers_refuses_the_head(reads_layers: b
     progress: Any = Progress()
 
     class Upstream:
-        def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
-            if self.use_aux_hidden_state_outputs:  # type: ignore[attr-defined]
-                raise RuntimeError("Model does not support EAGLE3 interface")
+        model = torch.nn.Linear(1, 1)
+        sampler = SimpleNamespace(sampling_states=None)
+        lora_config = None
+        use_aux_hidden_state_outputs = False
+
+        def load_model(self) -> None:
+            """The target is loaded."""
 
     class Runner(RunnerHooks, Upstream):
         def __init__(self) -> None:
@@ -161,14 +165,16 @@ def test_a_target_that_cannot_output_its_layers_refuses_the_head(reads_layers: b
             host = SimpleNamespace(
                 aux_layers=(1, 2) * reads_layers, aux_reader=reader, refusing=scope
             )
-            self.drafter = SimpleNamespace(host=host)
+            self.drafter: Any = SimpleNamespace(host=host, load_model=lambda target: None)
+            self.input_batch: Any = SimpleNamespace(bind_sampling=lambda states: None)
 
     runner = Runner()
     if not reads_layers:
-        runner._setup_eagle3_aux_hidden_state_outputs()
+        runner.load_model()
+        assert not runner.use_aux_hidden_state_outputs
         return
     with pytest.raises(SystemExit):
-        runner._setup_eagle3_aux_hidden_state_outputs()
+        runner.load_model()
     said = "small: /models/small: RuntimeError: Model does not support EAGLE3 interface"
     assert progress.refused == [("proposer", said)]
 

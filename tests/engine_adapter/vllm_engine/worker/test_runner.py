@@ -1,4 +1,4 @@
-"""The hooks of runner V2: drafts of each row, and values handed from one hook to another."""
+"""The runner's hooks: drafts of each row, and values handed from one hook to another."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.request_rows import RequestRows
-from engine_adapter.vllm_engine.worker.runner import RunnerV2Hooks, StepState
+from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
 from engine_adapter.vllm_engine.worker.step_drafts import StepDrafts
 
 CAPACITY = 3
@@ -32,7 +32,7 @@ class Drafter:
         return [self.drafts.get(row, []) for row in range(len(step.sampled))], DraftReport()
 
 
-class Hooked(RunnerV2Hooks):
+class Hooked(RunnerHooks):
     def __init__(self, drafts: dict[int, list[int]], plan: Any) -> None:
         self.device = torch.device("cpu")
         self._capacity = CAPACITY
