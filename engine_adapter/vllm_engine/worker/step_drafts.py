@@ -108,21 +108,27 @@ class StepDrafts:
         by_row = runner.input_batch.append(
             rows[is_live], step.emitted.numpy()[is_live], step.counts.numpy()[is_live].tolist()
         )
+        if not (plan := without_requests(step.scheduled.specgate_plan, ended)):
+            return self._no_drafts(len(rows))
+        target = TargetStep(
+            scheduled=step.scheduled.num_scheduled_tokens,
+            sampled=by_row,
+            first_samples=self._first_samples(batch),
+            sample_hidden=step.hidden[batch.logits_indices],
+        )
+        drafts, self.report = runner.drafter.propose(plan, target)
         tokens = np.zeros((len(rows), self._capacity), np.int64)
-        if plan := without_requests(step.scheduled.specgate_plan, ended):
-            target = TargetStep(
-                scheduled=step.scheduled.num_scheduled_tokens,
-                sampled=by_row,
-                first_samples=self._first_samples(batch),
-                sample_hidden=step.hidden[batch.logits_indices],
-            )
-            drafts, self.report = runner.drafter.propose(plan, target)
-            for place, row, request_id in zip(tokens, rows.tolist(), batch.req_ids, strict=True):
-                if of_row := drafts[row]:
-                    place[: len(of_row)] = of_row
-                    self.drafts[request_id] = of_row
+        for place, row, request_id in zip(tokens, rows.tolist(), batch.req_ids, strict=True):
+            if of_row := drafts[row]:
+                place[: len(of_row)] = of_row
+                self.drafts[request_id] = of_row
         (there,) = to_device(runner.device, tokens)
         return there
+
+    def _no_drafts(self, count: int) -> torch.Tensor:
+        """Those of `count` rows, int64 [count, capacity]."""
+        shape = count, self._capacity
+        return torch.zeros(shape, dtype=torch.int64, device=self._runner.device)
 
     def _first_samples(self, input_batch: Any) -> npt.NDArray[np.int64]:
         """See `TargetStep`."""
@@ -165,7 +171,7 @@ class LateStepDrafts(StepDrafts):
     def after(self, step: VerifiedStep) -> torch.Tensor:
         """See `StepDrafts.after`; the drafts come later."""
         self._steps.append((step.on_host(), set()))
-        return step.counts.new_zeros((len(step.counts), self._capacity), dtype=torch.int64)
+        return self._no_drafts(len(step.counts))
 
     def forget(self, request_id: str) -> None:
         """See `StepDrafts.forget`."""
