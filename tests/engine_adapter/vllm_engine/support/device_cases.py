@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engine_adapter.vllm_engine.support.pretend_device import DOWNLOAD, UPLOAD, VALUE
+from engine_adapter.types import NONE
+from tests.engine_adapter.vllm_engine.support.pretend_device import (
+    DOWNLOAD,
+    EVENT,
+    QUEUED_DOWNLOAD,
+    UPLOAD,
+    VALUE,
+)
 
 K = 4
 
@@ -22,7 +29,7 @@ PROPOSERS: dict[str, dict[str, Any]] = {
 """Method -> its settings, apart from checkpoints that are written to disk."""
 
 GREEDY, SAMPLED, SEEDED, LIMITED = "greedy", "sampled", "seeded", "limited"
-"""What the rows ask for; `limited` is greedy with penalties, a bias and a minimum length."""
+"""What the rows ask for; `limited` is greedy with a penalty, a bias and a minimum length."""
 
 GATED = "gated"
 """Greedy rows of a proposer with `min_confidence`."""
@@ -54,31 +61,37 @@ _UPLOADS = {
 }
 """Method -> uploads of a greedy step.
 
-One is the layout of the verification. The others are the inputs of the first pass and of all later
-ones (a head of Medusa: where the target's states are; an MLP speculator: the newest tokens too;
-DSpark: the rows of each depth).
+One is the drafts, which the target reads. The others are the inputs of the first pass and of all
+later ones (a head of Medusa: where the target's states are; an MLP speculator: the newest tokens
+too; DSpark: the rows of each depth).
 """
 
 
-def budget(method: str, asks: str) -> Mapping[str, int]:
+def budget(method: str, asks: str, *, late: bool = False) -> Mapping[str, int]:
     """What a step may do: kind -> how often. A kind that is not named, never.
 
-    The tokens of the drafts are downloaded once. If they are sampled, one value says that their
-    distributions are valid, and the rows' options are uploaded once; for rows without a seed, so
-    are the drafts that are verified by their distributions. With options that depend on the drafts
-    before, each draft is downloaded (`RowLimits.record`), and what the options read is uploaded.
-    A gate is told once which rows draft, and says at the end how long the drafts are.
+    The emitted tokens and their counts are on their way to the host while the device works, and
+    their event is waited for once. Without a proposer, a late step does not wait for it.
+
+    A model's drafts are downloaded once. If they are sampled, one value says that their
+    distributions are valid, and the rows' options are uploaded once; for rows with a seed the seeds
+    too, before each draft; for rows without, the drafts that are verified by their distributions.
+    With options that depend on the drafts before, three arrays are uploaded before each draft. A
+    gate is told once which rows draft, and says at the end how long the drafts are.
     """
+    allowed = {QUEUED_DOWNLOAD: 2}
+    if method != NONE or not late:
+        allowed[EVENT] = 1
+    if method == NONE:
+        return allowed
     if method in LOOKUPS:
-        return {UPLOAD: {GREEDY: 1, SAMPLED: 1, SEEDED: 1, LIMITED: 3}[asks]}
-    more = {GREEDY: 0, UNKEPT: 0, GATED: 1, SEEDED: 1, SAMPLED: 2, LIMITED: 14}[asks]
+        return allowed | {UPLOAD: 1}
+    more = {GREEDY: 0, UNKEPT: 0, GATED: 1, SEEDED: 1 + K, SAMPLED: 2, LIMITED: 3 * K}[asks]
     if method == "dflash" and asks not in (GREEDY, UNKEPT):
         more += 1  # the rows of each depth, which its one pass has together
-    allowed = {UPLOAD: _UPLOADS[method] + more, DOWNLOAD: 1}
+    allowed |= {UPLOAD: _UPLOADS[method] + more, DOWNLOAD: 1}
     if asks in (SAMPLED, SEEDED):
         allowed[VALUE] = 1
     if asks == GATED:
         allowed[DOWNLOAD] += 1
-    if asks == LIMITED:
-        allowed[DOWNLOAD] += K
     return allowed

@@ -1,13 +1,13 @@
 """Steps of Specgate's part of the worker on the pretend device, with one proposer.
 
-The hooks of the runner, the dispatch, the proposer and the verifier are real, and so is vLLM's
-sampler. The target and the forward pass of a draft model are stand-ins that stay on the device, as
-vLLM's are: what they would do there is not Specgate's.
+The hooks of the runner, the dispatch, the proposer and the verification are real, and so is
+vLLM's part of the step (`device_runner`). The target and the forward pass of a draft model are
+stand-ins that stay on the device, as vLLM's are: what they would do there is not Specgate's.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,20 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
-from engine_adapter.vllm_engine.worker.verification.verifier import Verifier
 
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import SpecMethod
+from engine_adapter.types import NONE, SpecMethod
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting import paged_block_head, paged_head, paged_model
-from engine_adapter.vllm_engine.worker.drafting.draft_noise import GeneratorNoise
+from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.weights import NamedDraft
-from engine_adapter.vllm_engine.worker.runner import RunnerHooks, StepState
-from engine_adapter.vllm_engine.worker.verification import logits_processors
+from engine_adapter.vllm_engine.worker.request_rows import RequestRows, RowTables
+from engine_adapter.vllm_engine.worker.runner import RunnerHooks
+from engine_adapter.vllm_engine.worker.speculator import PlannedSpeculator
+from engine_adapter.vllm_engine.worker.step_drafts import LateStepDrafts, StepDrafts
+from engine_adapter.vllm_engine.worker.verification.exact_match import ExactMatch
+from engine_adapter.vllm_engine.worker.verification.rule_sampler import RuleSampler
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.proposers.heads import HIDDEN, VOCABULARY
 from tests.engine_adapter.vllm_engine.support.device_cases import (
@@ -41,6 +43,7 @@ from tests.engine_adapter.vllm_engine.support.device_cases import (
     UNKEPT,
     K,
 )
+from tests.engine_adapter.vllm_engine.support.device_runner import DeviceRunner, put_on_the_device
 from tests.engine_adapter.vllm_engine.support.pretend_device import GPU, Log, PretendDevice
 from tests.engine_adapter.vllm_engine.support.toy_models import ToyLoaded
 
@@ -105,65 +108,85 @@ class DeviceLoaded(ToyLoaded):
         return None, total, None
 
 
-class Steps(RunnerHooks):
+class Target(DeviceModel):
+    """The target: only the tokens 0, 1 and 2 follow, so that texts repeat themselves."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().compute_logits(hidden)
+        logits[:, 3:] -= 1000
+        return logits
+
+
+class DeviceSteps(RunnerHooks, DeviceRunner):
     """A runner with one proposer, whose rows draft in every step.
 
     Args:
         device: counts.
-        method: the proposer's method.
-        asks: what the rows ask for: one of the constants above.
+        method: the proposer's method, or `none`.
+        asks: what the rows ask for: one of the constants of `device_cases`.
         folder: for the checkpoint of heads.
+        late: drafts are made when the next step begins, as under asynchronous scheduling.
+
+    Attributes:
+        log: what the newest `step` did.
+        drafts: the drafts of each row after it; late, those of the step before.
     """
 
-    def __init__(self, device: PretendDevice, method: str, asks: str, folder: Path) -> None:
-        self._spy, self._asks, self._has_read = device, asks, False
-        self.device, self.max_model_len = GPU, CONTEXT
-        self.parallel_config = SimpleNamespace(world_size=1)
+    def __init__(
+        self, device: PretendDevice, method: str, asks: str, folder: Path, *, late: bool = False
+    ) -> None:
+        DeviceRunner.__init__(
+            self,
+            rows=ROWS,
+            context=CONTEXT,
+            capacity=K,
+            vocabulary=VOCABULARY,
+            block_size=BLOCK,
+            sampler=RuleSampler,
+        )
+        self._spy, self._asks, self._method, self._late = device, asks, method, late
         self.world = SimpleNamespace(
             budget=BUDGET, max_model_len=CONTEXT, draft_contexts={}, block_sizes=(BLOCK,)
         )
         self.rng = np.random.default_rng(3)
-        self.log = Log()
+        self.log, self.faults = Log(), {}
         self.drafts: list[list[int]] = [[] for _ in range(ROWS)]
-        self._start_rows()
-        self.sampler = _sampler()
-        self.rejection_sampler = Verifier(self.sampler)
-        self.draft_noise = GeneratorNoise(self.sampler)
-        self._step = StepState()
-        self._generators = GeneratorPool(GPU)
-        fields = {"name": "it", "method": method, "num_speculative_tokens": K, **PROPOSERS[method]}
-        if method in ("medusa", "mlp_speculator"):
-            layout = {"token_map": 40} if method == "medusa" else {"n_predict": K}
-            fields["model"] = getattr(heads, method)(**layout).write(folder)
-        if asks in (SAMPLED, SEEDED) and method in DRAWING:
-            fields["draft_sampling"] = "probabilistic"
-        if asks == GATED:
-            fields["min_confidence"] = 1e-6
-        if asks == UNKEPT:
-            fields["keep_states"] = False
-        self._start_dispatch(fields)
+        self.model = Target()
+        self._capacity = K
+        self._drafts = (LateStepDrafts if late else StepDrafts)(self, K)
+        self.speculator = PlannedSpeculator(self, K)
+        self.rejection_sampler = ExactMatch(self.sampler)
+        self.draft_noise = DraftNoise(self.sampler)
+        self.input_batch = RequestRows(self.req_states)
+        self.input_batch.bind_sampling(self.sampler.sampling_states)
+        self.input_batch.block_table = RowTables(self.block_tables)
+        self.requests = {}
+        self._names = [f"r{row}" for row in range(ROWS)]
+        self._start_dispatch(_fields(method, asks, folder))
+        self._starting = [self._request(name) for name in self._names]
+        # What the scheduler knows: how many tokens of each row were read, with rejected drafts
+        # until their step's output is taken.
+        self._computed = dict.fromkeys(self._names, 0)
+        self._outputs: deque[tuple[Any, Any, int]] = deque()
 
-    def _start_rows(self) -> None:
-        self.lengths = np.arange(20, 20 + ROWS).astype(np.int32)
-        ids = [f"r{row}" for row in range(ROWS)]
-        seeded, hot = self._asks == SEEDED, self._asks in (SAMPLED, SEEDED)
-        params = SimpleNamespace(seed=7 if seeded else None, extra_args=None)
-        self.requests = {name: SimpleNamespace(sampling_params=params) for name in ids}
-        blocks = np.arange(ROWS * CONTEXT // BLOCK, dtype=np.int32).reshape(ROWS, -1)
-        self.input_batch = SimpleNamespace(
-            num_reqs=ROWS,
-            req_ids=ids,
-            req_id_to_index={name: row for row, name in enumerate(ids)},
-            num_tokens_no_spec=self.lengths,
-            num_prompt_tokens=self.lengths - 5,
-            num_computed_tokens_cpu=self.lengths - 1,
-            token_ids_cpu=self.rng.integers(0, 3, (ROWS, CONTEXT)).astype(np.int32),
-            temperature_cpu=np.full(ROWS, 0.8 if hot else 0.0, np.float32),
-            top_k_cpu=np.full(ROWS, 20, np.int32),
-            top_p_cpu=np.full(ROWS, 0.9, np.float32),
-            generators={row: torch.Generator() for row in range(ROWS)} if seeded else {},
-            block_table=[_Table(blocks)],
-            sampling_metadata=_metadata(self._asks),
+    def _request(self, name: str) -> Any:
+        """vLLM's `NewRequestData`."""
+        from vllm import SamplingParams
+
+        row, blocks = self._names.index(name), CONTEXT // BLOCK
+        tokens = self.rng.integers(0, 3, 20 + row).tolist()
+        params = SamplingParams(**OPTIONS.get(self._asks, {"temperature": 0.0}))
+        params._all_stop_token_ids = {VOCABULARY - 1}
+        return SimpleNamespace(
+            req_id=name,
+            prompt_len=len(tokens),
+            prompt_token_ids=tokens,
+            prefill_token_ids=tokens,
+            num_computed_tokens=0,
+            sampling_params=params,
+            block_ids=[list(range(row * blocks, (row + 1) * blocks))],
+            lora_request=None,
+            mm_features=[],
         )
 
     def _start_dispatch(self, fields: Mapping[str, Any]) -> None:
@@ -182,7 +205,7 @@ class Steps(RunnerHooks):
             )
         )
         self.drafter.bind(self)
-        self.drafter.load_model(DeviceModel())  # type: ignore[arg-type]
+        self.drafter.load_model(self.model)  # type: ignore[arg-type]
         states = [head._states for head in self.drafter.host.heads if head._states is not None]
         self._state_layers = [one.name for one in states]
         models = self.drafter.host.draft_models.values()
@@ -200,147 +223,114 @@ class Steps(RunnerHooks):
 
     def step(self) -> None:
         """Verifies the drafts of the step before and drafts; `log` has what was noted."""
-        counts = [len(drafts) for drafts in self.drafts]
-        positions = sum(counts) + ROWS
-        metadata: Any = SimpleNamespace(
-            num_draft_tokens=counts,
-            draft_token_ids=torch.tensor([*chain(*self.drafts)], dtype=torch.int32).to(GPU),
+        scheduled = self._schedule()
+        with self._spy.noting(self.log):
+            self.execute_model(scheduled)
+            output = self.sample_tokens(None)
+            drafts = self.take_draft_token_ids()
+        self._starting = []
+        if report := self._drafts.report:
+            self.faults = report.faults
+        by_request = (
+            {} if drafts is None else dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=True))
         )
-        self.input_batch.sampling_metadata.spec_token_ids = self.drafts
-        logits = torch.randn(positions, VOCABULARY).to(GPU)
-        with self._spy.noting(self.log):
-            self._sample(logits, metadata)
-        emitted = [[*drafts[: row % 2], 1] for row, drafts in enumerate(self.drafts)]
-        output = self._commit(emitted)
-        hidden = torch.randn(positions, HIDDEN).to(GPU)
-        slots = torch.arange(positions).to(GPU)
-        auxiliary = [hidden for _ in self.drafter.host.aux_layers]
-        with self._spy.noting(self.log):
-            self.drafts = self.propose_draft_token_ids(
-                output,
-                emitted,
-                None,
-                hidden,
-                hidden,
-                auxiliary,
-                metadata,
-                None,
-                dict.fromkeys(self._layers, slots),
-            )
+        self.drafts = [by_request.get(name, []) for name in self._names]
+        self._outputs.append((scheduled, output, self._spy.recorded))
+        if not self._late or len(self._outputs) > 1:
+            self._take_output(*self._outputs.popleft())
 
-    def _commit(self, emitted: Sequence[Sequence[int]]) -> Any:
-        """Appends the tokens to the rows; the scheduler's output of the step."""
-        batch = self.input_batch
-        scheduled = {}
-        for row, tokens in enumerate(emitted):
-            begin = self.lengths[row]
-            batch.token_ids_cpu[row, begin : begin + len(tokens)] = tokens
-            # The first step reads the rows from their beginning.
-            batch.num_computed_tokens_cpu[row] = begin - 1 if self._has_read else 0
-            self.lengths[row] += len(tokens)
-            scheduled[batch.req_ids[row]] = 1 + len(self.drafts[row])
-        self._has_read = True
-        plan = StepPlan({name: SpecMethod("it", K) for name in batch.req_ids}, {}, {}, {})
+    def _take_output(self, scheduled: Any, output: Any, recorded: int) -> None:
+        """What the core does: it waits for the tokens, and counts the drafts that are rejected.
+
+        `recorded` are the events up to the end of the step, which the device then reaches.
+        """
+        result = output.get_output()
+        self._spy.reached = max(self._spy.reached, recorded)
+        for name, tokens in zip(result.req_ids, result.sampled_token_ids, strict=True):
+            if name in scheduled.scheduled_spec_decode_tokens:
+                self._computed[name] -= scheduled.num_scheduled_tokens[name] - len(tokens)
+
+    def _schedule(self) -> Any:
+        """The scheduler's output of the next step."""
+        new = self._starting
+        if new:
+            places: dict[str, list[int]] = {}
+            scheduled = {one.req_id: one.prompt_len for one in new}
+        else:
+            late = [[-1] * K if self._method != NONE else [] for _ in self._names]
+            by_row = late if self._late else self.drafts
+            places = {name: row for name, row in zip(self._names, by_row, strict=True) if row}
+            scheduled = {name: 1 + len(places.get(name, ())) for name in self._names}
+        running = [] if new else self._names
+        computed = [self._computed[name] for name in running]
+        for name, count in scheduled.items():
+            self._computed[name] += count
+        plan = {} if self._method == NONE else dict.fromkeys(self._names, SpecMethod("it", K))
         return SimpleNamespace(
-            total_num_scheduled_tokens=sum(scheduled.values()),
+            finished_req_ids=set(),
+            preempted_req_ids=None,
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=running,
+                num_computed_tokens=computed,
+                new_block_ids=[None for _ in running],
+                resumed_req_ids=set(),
+            ),
             num_scheduled_tokens=scheduled,
-            specgate_plan=plan,
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            scheduled_spec_decode_tokens=places,
+            kv_cache_block_copies=None,
+            new_block_ids_to_zero=None,
+            has_structured_output_requests=False,
+            specgate_plan=StepPlan(plan),
+            specgate_quarantined=frozenset(),
+            specgate_constraints={},
         )
 
-
-class _VllmsSample:
-    """What vLLM's `_sample` does."""
-
-    sampler: Any
-    rejection_sampler: Any
-    input_batch: Any
-
-    def _sample(self, logits: torch.Tensor, metadata: Any) -> Any:
-        sampling = self.input_batch.sampling_metadata
-        if metadata is None:
-            return self.sampler(logits=logits, sampling_metadata=sampling)
-        inputs = self._get_spec_decode_draft_probs(metadata)  # type: ignore[attr-defined]
-        return self.rejection_sampler(metadata, inputs, logits, sampling)
+    def forward(self, batch: Any) -> tuple[torch.Tensor, list[torch.Tensor], Any]:
+        """See `DeviceRunner.forward`."""
+        hidden = torch.randn(batch.num_tokens, HIDDEN, device=GPU)
+        auxiliary = [hidden for _ in self.drafter.host.aux_layers]
+        return hidden, auxiliary, dict.fromkeys(self._layers, self.block_tables.slots(batch))
 
 
-class DeviceSteps(Steps, _VllmsSample):
-    """See `Steps`."""
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    SAMPLED: {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    SEEDED: {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 7},
+    LIMITED: {
+        "temperature": 0.0,
+        "repetition_penalty": 1.1,
+        "logit_bias": {3: 1.0},
+        "min_tokens": 50,
+        "max_tokens": 90,
+    },
+}
+"""What the rows ask for -> the options of their `SamplingParams`. Others are greedy."""
 
 
-class _Table:
-    """vLLM's block table of a KV cache group."""
-
-    block_size = BLOCK
-
-    def __init__(self, blocks: Any) -> None:
-        self._blocks, self._device = blocks, torch.from_numpy(blocks).to(GPU)
-
-    def get_numpy_array(self) -> Any:
-        return self._blocks
-
-    def get_device_tensor(self, num_reqs: int) -> torch.Tensor:
-        return self._device[:num_reqs]
-
-
-def _sampler() -> Any:
-    from vllm.v1.sample.sampler import Sampler
-
-    sampler = Sampler()
-    plain = sampler.topk_topp_sampler
-    plain.forward = plain.forward_native  # as on a GPU
-    return sampler
-
-
-def _metadata(asks: str) -> Any:
-    """vLLM's sampling metadata of the rows, on the device."""
-    from vllm import SamplingParams
-    from vllm.v1.sample.logits_processor import BatchUpdate
-    from vllm.v1.sample.metadata import SamplingMetadata
-
-    limited, hot = asks == LIMITED, asks in (SAMPLED, SEEDED)
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=ROWS))
-    processors = logits_processors.build(config, GPU)
-    options: dict[str, Any] = {}
-    if limited:
-        options = {"logit_bias": {3: 1.0}, "min_tokens": 50, "max_tokens": 90}
-    params = SamplingParams(temperature=0.8 if hot else 0.0, **options)
-    params._all_stop_token_ids = {0}
-    history: list[list[int]] = [[1, 2] for _ in range(ROWS)]
-    added = [(row, params, None, history[row]) for row in range(ROWS)]
-    for processor in processors.all:
-        processor.update_state(BatchUpdate(ROWS, removed=[], added=added, moved=[]))
-    return SamplingMetadata(
-        temperature=torch.full((ROWS,), 0.8, device=GPU) if hot else None,
-        all_greedy=not hot,
-        all_random=hot,
-        top_p=torch.full((ROWS,), 0.9, device=GPU) if hot else None,
-        top_k=torch.full((ROWS,), 20, dtype=torch.int32, device=GPU) if hot else None,
-        generators={},
-        max_num_logprobs=None,
-        no_penalties=not limited,
-        prompt_token_ids=torch.ones(ROWS, 3, dtype=torch.int64, device=GPU) if limited else None,
-        frequency_penalties=torch.zeros(ROWS, device=GPU),
-        presence_penalties=torch.zeros(ROWS, device=GPU),
-        repetition_penalties=torch.full((ROWS,), 1.1, device=GPU),
-        output_token_ids=history if limited else [],
-        allowed_token_ids_mask=None,
-        bad_words_token_ids={},
-        logitsprocs=processors,
-        spec_token_ids=[[] for _ in range(ROWS)],
-    )
+def _fields(method: str, asks: str, folder: Path) -> Mapping[str, Any]:
+    """The settings of the proposer."""
+    method = "ngram" if method == NONE else method
+    fields = {"name": "it", "method": method, "num_speculative_tokens": K, **PROPOSERS[method]}
+    if method in ("medusa", "mlp_speculator"):
+        layout = {"token_map": 40} if method == "medusa" else {"n_predict": K}
+        fields["model"] = getattr(heads, method)(**layout).write(folder)
+    if asks in (SAMPLED, SEEDED) and method in DRAWING:
+        fields["draft_sampling"] = "probabilistic"
+    if asks == GATED:
+        fields["min_confidence"] = 1e-6
+    if asks == UNKEPT:
+        fields["keep_states"] = False
+    return fields
 
 
 @contextmanager
-def models_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A scope in which draft models are stand-ins on the device."""
-    from vllm.v1.sample.ops import penalties
-
+def models_on_the_device(monkeypatch: pytest.MonkeyPatch, device: PretendDevice) -> Iterator[None]:
+    """A scope in which vLLM's runner is on the device, and draft models are stand-ins there."""
     with monkeypatch.context() as patched:
+        put_on_the_device(patched, device)
         patched.setattr(paged_model, "LoadedDraft", DeviceLoaded)
         patched.setattr(paged_head, "LoadedHead", DeviceLoaded)
         patched.setattr(paged_block_head, "LoadedBlockHead", DeviceLoaded)
         patched.setattr(compat, "set_forward_context", lambda *_, **__: nullcontext())
-        # As on a GPU. vLLM's worker for CPUs replaces the method in every process that imports it.
-        patched.setattr(penalties, "PIN_MEMORY", True)
-        patched.setattr(torch.Tensor, "pin_memory", torch._C.TensorBase.pin_memory)
         yield

@@ -33,13 +33,19 @@ BLOCKING_UPLOAD = "blocking upload"
 DOWNLOAD = "download"
 """A copy from the device, which waits for all its work."""
 
+QUEUED_DOWNLOAD = "queued download"
+"""A copy from the device that does not wait: `non_blocking`, into pinned memory."""
+
+EVENT = "event"
+"""The CPU waits until the device has reached an event."""
+
 VALUE = "value"
 """A number that Python reads from the device: `item()`, `int()`, `bool()`."""
 
 SIZE = "size"
 """A result whose size depends on values: `nonzero`, an index that is a mask, and the like."""
 
-WAITS = (BLOCKING_UPLOAD, DOWNLOAD, VALUE, SIZE)
+WAITS = (BLOCKING_UPLOAD, DOWNLOAD, EVENT, VALUE, SIZE)
 """The kinds for which the CPU waits."""
 
 _aten = torch.ops.aten
@@ -67,12 +73,18 @@ class Event:
     Attributes:
         kind: one of the constants above.
         operator: torch's name.
-        caller: the file and line of Specgate's that called it, or of vLLM's without one.
+        caller: the file and line of Specgate's that called it. Of vLLM's, if vLLM's runner did
+            without a call of Specgate's in between.
     """
 
     kind: str
     operator: str
     caller: str
+
+    @property
+    def is_vllms(self) -> bool:
+        """Whether vLLM's own part of the step did it."""
+        return self.caller.startswith("vllm ")
 
 
 @dataclass
@@ -83,8 +95,13 @@ class Log:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many of each kind."""
-        return dict(Counter(event.kind for event in self.events))
+        """How many of each kind, without vLLM's."""
+        return dict(Counter(event.kind for event in self.events if not event.is_vllms))
+
+    @property
+    def waits_of_vllm(self) -> list[Event]:
+        """Where vLLM's own part of the step waits."""
+        return [event for event in self.events if event.is_vllms and event.kind in WAITS]
 
     def table(self) -> str:
         """A line for each caller and operator, most frequent first."""
@@ -133,10 +150,16 @@ class DeviceTensor(torch.Tensor):
 
 
 class PretendDevice(TorchDispatchMode):
-    """While it is on, tensors can be made on the pretend device and moved there."""
+    """While it is on, tensors can be made on the pretend device and moved there.
+
+    Attributes:
+        recorded: how many events the device was given.
+        reached: how many of them it has reached.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.recorded = self.reached = 0
         self._log: Log | None = None
         self._pinned: set[int] = set()
         self._kept: list[torch.Tensor] = []
@@ -175,7 +198,7 @@ class PretendDevice(TorchDispatchMode):
 
     def _pin(self, func: Any, tensor: torch.Tensor) -> Any:
         if func is _aten.is_pinned.default:
-            return tensor.untyped_storage().data_ptr() in self._pinned
+            return self._is_pinned(tensor)
         copied = tensor.clone()
         self._mark_pinned(copied)
         return copied
@@ -195,10 +218,12 @@ class PretendDevice(TorchDispatchMode):
         kind = None
         if func is _aten._to_copy.default:
             target = kwargs.get("device") or args[0].device
-            kind = self._copy_kind(args[0], target, bool(kwargs.get("non_blocking")))
+            # torch pins what it makes for a copy that does not wait.
+            is_queued = bool(kwargs.get("non_blocking"))
+            kind = self._copy_kind(args[0], target, is_queued, is_queued)
         elif func is _aten.copy_.default:
-            waits_not = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
-            kind = self._copy_kind(args[1], args[0].device, waits_not)
+            is_queued = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
+            kind = self._copy_kind(args[1], args[0].device, is_queued, self._is_pinned(args[0]))
         elif not on_device:
             return
         elif func is _aten._local_scalar_dense.default or func is _aten.equal.default:
@@ -211,18 +236,25 @@ class PretendDevice(TorchDispatchMode):
             kind = _index_kind(func, args)
         elif any(x.dim() for x in given if not isinstance(x, DeviceTensor)):
             raise RuntimeError(f"{func} got tensors of both devices")
-        if kind is not None and self._log is not None:
-            self._log.events.append(Event(kind, str(func), _caller()))
+        if kind is not None:
+            self.note(kind, str(func))
+
+    def note(self, kind: str, operator: str) -> None:
+        """Notes an event of the line that is running."""
+        if self._log is not None:
+            self._log.events.append(Event(kind, operator, _caller()))
 
     def _copy_kind(
-        self, source: torch.Tensor, target: torch.device, non_blocking: bool
+        self, source: torch.Tensor, target: torch.device, is_queued: bool, into_pinned: bool
     ) -> str | None:
         if source.device.type == target.type:
             return None
         if target.type == CPU.type:
-            return DOWNLOAD
-        pinned = source.untyped_storage().data_ptr() in self._pinned
-        return UPLOAD if pinned and non_blocking else BLOCKING_UPLOAD
+            return QUEUED_DOWNLOAD if is_queued and into_pinned else DOWNLOAD
+        return UPLOAD if self._is_pinned(source) and is_queued else BLOCKING_UPLOAD
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._pinned
 
 
 @contextmanager
@@ -268,14 +300,16 @@ def _index_kind(func: Any, args: Sequence[Any]) -> str | None:
 
 
 def _caller() -> str:
-    """The innermost line of Specgate's, above `staging`; of vLLM's if none is on the stack."""
+    """The innermost line of Specgate's, above `staging`; of vLLM's if its runner is nearer."""
     frame, vllm = sys._getframe(1), "unknown"
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         parts = path.parts
         if "engine_adapter" in parts and "tests" not in parts and path.name != "staging.py":
             return f"{'/'.join(path.parts[-2:])}:{frame.f_lineno}"
-        if vllm == "unknown" and "vllm" in parts:
-            vllm = f"vllm {path.name}:{frame.f_lineno}"
+        if "vllm" in parts:
+            vllm = vllm if vllm != "unknown" else f"vllm {path.name}:{frame.f_lineno}"
+            if path.name == "model_runner.py":
+                break
         frame = frame.f_back  # type: ignore[assignment]
     return vllm

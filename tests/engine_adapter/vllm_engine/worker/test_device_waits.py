@@ -1,7 +1,8 @@
 """How often a step waits for the device, and what it copies: at most what the budget allows.
 
 The steps run on a pretend device (`support.pretend_device`). A wait is what keeps the CPU from
-preparing the next work while the device computes. `pytest -s` prints each with its line.
+preparing the next work while the device computes. `pytest -s` prints each with its line. vLLM's own
+part of the step is printed too; it waits for nothing.
 """
 
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine_adapter.types import NONE
 from tests.engine_adapter.vllm_engine.support.device_cases import (
     DRAWING,
     GATED,
@@ -32,44 +34,50 @@ from tests.engine_adapter.vllm_engine.support.pretend_device import (
 pytestmark = pytest.mark.needs_vllm
 
 CASES = [
-    *((method, GREEDY) for method in PROPOSERS),
-    *((method, asks) for method in LOOKUPS for asks in (SAMPLED, SEEDED, LIMITED)),
-    *((method, asks) for method in DRAWING for asks in (SAMPLED, SEEDED, LIMITED, GATED)),
-    *((method, UNKEPT) for method in HEADS),
+    *((method, GREEDY, False) for method in (NONE, *PROPOSERS)),
+    *((method, asks, False) for method in LOOKUPS for asks in (SAMPLED, SEEDED, LIMITED)),
+    *((method, asks, False) for method in DRAWING for asks in (SAMPLED, SEEDED, LIMITED, GATED)),
+    *((method, UNKEPT, False) for method in HEADS),
+    *((method, GREEDY, True) for method in (NONE, *PROPOSERS)),
+    *((method, SAMPLED, True) for method in (NONE, "ngram", "draft_model")),
 ]
+"""Method, what its rows ask for, and whether the drafts are late: see `DeviceSteps`."""
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendDevice]:
     from tests.engine_adapter.vllm_engine.support.device_steps import models_on_the_device
 
-    with pretend_device(monkeypatch) as made, models_on_the_device(monkeypatch):
+    with pretend_device(monkeypatch) as made, models_on_the_device(monkeypatch, made):
         yield made
 
 
-def started(device: PretendDevice, method: str, asks: str, folder: Path) -> Any:
+def started(
+    device: PretendDevice, method: str, asks: str, folder: Path, *, late: bool = False
+) -> Any:
     """The steps of a proposer after three of them, with an empty log."""
     from tests.engine_adapter.vllm_engine.support.device_steps import DeviceSteps
 
-    steps = DeviceSteps(device, method, asks, folder)
+    steps = DeviceSteps(device, method, asks, folder, late=late)
     for _ in range(3):
         steps.step()
-    assert any(steps.drafts), "nothing is drafted, so nothing is verified"
+    assert any(steps.drafts) == (method != NONE), "nothing is drafted, so nothing is verified"
     steps.log.events.clear()
-    steps.rejection_sampler._layout = None  # as if the counts were others than a step before
     return steps
 
 
-@pytest.mark.parametrize(("method", "asks"), CASES)
+@pytest.mark.parametrize(("method", "asks", "late"), CASES)
 def test_a_step_waits_as_often_as_its_budget_allows(
-    device: PretendDevice, method: str, asks: str, tmp_path: Path
+    device: PretendDevice, method: str, asks: str, late: bool, tmp_path: Path
 ) -> None:
-    steps = started(device, method, asks, tmp_path)
+    steps = started(device, method, asks, tmp_path, late=late)
     steps.step()
-    assert not steps._step.draft_report.faults
-    assert any(steps.drafts)
-    print(f"\n{method} {asks}: {steps.log.counts}\n{steps.log.table()}")
-    assert steps.log.counts == budget(method, asks), "\n" + steps.log.table()
+    assert not steps.faults
+    assert any(steps.drafts) == (method != NONE)
+    when = "late" if late else ""
+    print(f"\n{method} {asks} {when}: {steps.log.counts}\n{steps.log.table()}")
+    assert steps.log.counts == budget(method, asks, late=late), "\n" + steps.log.table()
+    assert steps.log.waits_of_vllm == []
 
 
 def test_one_more_wait_exceeds_the_budget(
