@@ -1,8 +1,8 @@
 """`python -m benchmarks.step_python`: CPU time of Specgate's own code in a step, without a model.
 
-All that Specgate adds to vLLM's step runs: the scheduler's hooks, dispatch, the proposer, the
-preparation of the verification and its end, and the counts. Target and sampler are left out: their
-tokens are made up. With `--profile`, the functions of the first case that take longest.
+All that Specgate adds to vLLM's step runs: the scheduler's plan, the runner's hooks that follow it,
+verification, dispatch, the proposer, and the counts. Target and sampler are left out: their tokens
+are made up. With `--profile`, the functions of the first case that take longest.
 """
 
 import cProfile
@@ -12,47 +12,45 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from engine_adapter.vllm_engine.worker.verification.seeding import GeneratorPool
-from engine_adapter.vllm_engine.worker.verification.verifier import Verifier, VerifyInputs
 
 from engine_adapter.counts import StepKind
 from engine_adapter.policies.planner import Planner
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import SpecDecodeParams, SpecMethod
-from engine_adapter.vllm_engine import compat
+from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.core.counting import StepSize
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
+from engine_adapter.vllm_engine.worker.request_rows import RequestRows
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
-from engine_adapter.vllm_engine.worker.target import TargetStep
+from engine_adapter.vllm_engine.worker.step_drafts import StepDrafts
+from engine_adapter.vllm_engine.worker.verification.exact_match import accept_matching
 
 CASES = (
-    ("ngram", 256, ""),
-    ("ngram", 64, ""),
-    ("ngram", 8, ""),
-    ("ngram", 256, "seeds"),
-    ("ngram", 256, "penalties"),
-    ("suffix", 256, ""),
+    ("ngram", 256),
+    ("ngram", 64),
+    ("ngram", 1),
+    ("suffix", 256),
+    (NONE, 256),
 )
-"""Method, rows, and what their requests ask for."""
+"""Method and rows."""
 
 K, LENGTH, TOKENS, VOCABULARY = 5, 600, 30, 1000
 """Drafts of a row; its mean length; how many different tokens it has; the target's tokens."""
 
 WARM_UP, STEPS, SHOWN = 10, 60, 40
 
-PARTS = ("schedule", "verify", "draft", "count")
+PARTS = ("schedule", "follow", "verify", "draft", "count")
 
 TABLE_HEAD = (
-    "| method | rows | requests with | rows with drafts | schedule | verify | draft | count | ms |",
+    "| method | rows | rows with drafts | schedule | follow | verify | draft | count | ms |",
     "|---|---|---|---|---|---|---|---|---|",
 )
 
@@ -76,101 +74,77 @@ class _Clock:
             self.profiler.disable()
 
 
-class _Runner(RunnerHooks):
-    """The runner's hooks around a batch of made-up rows, which never end."""
+class _VllmsSteps:
+    """In the place of vLLM's runner. Its tokens are made up before the clock runs."""
 
-    def __init__(self, method: str, rows: int, asks: str) -> None:
+    inputs: torch.Tensor
+    samples: torch.Tensor
+
+    def finish_requests(self, scheduler_output: Any) -> None:
+        """No request ends."""
+
+    def update_requests(self, scheduler_output: Any) -> None:
+        """No request gets blocks."""
+
+    def sample(self, hidden_states: Any, input_batch: Any, grammar_output: Any) -> Any:
+        """Verifies the drafts, if there are any, as `ExactMatch` does after vLLM's sampler."""
+        width = int(np.diff(input_batch.cu_num_logits_np).max())
+        if width == 1:
+            counts = torch.ones(len(input_batch.req_ids), dtype=torch.int32)
+            return SimpleNamespace(sampled_token_ids=self.samples[:, None]), counts, None
+        starts = input_batch.cu_num_logits
+        emitted, counts = accept_matching(self.samples, self.inputs, starts, width)
+        return SimpleNamespace(sampled_token_ids=emitted), counts, None
+
+
+class _Runner(RunnerHooks, _VllmsSteps):
+    """The runner's hooks around made-up requests, which never end."""
+
+    def __init__(self, method: str, rows: int) -> None:
         self._rng = np.random.default_rng(0)
-        self.device, self.max_model_len = torch.device("cpu"), 4 * LENGTH
-        ids = [f"request-{row}" for row in range(rows)]
+        self.device, self.max_model_len, self._capacity = torch.device("cpu"), 4 * LENGTH, K
+        self.lora_config, self.sampler = None, SimpleNamespace(rule=None)
+        self.rows, self.names = np.arange(rows), [f"request-{row}" for row in range(rows)]
         lengths = self._rng.integers(LENGTH // 2, LENGTH * 3 // 2, rows).astype(np.int32)
-        params = SimpleNamespace(seed=7 if asks == "seeds" else None, extra_args=None)
-        self.requests = {name: SimpleNamespace(sampling_params=params) for name in ids}
-        seeded = {row: torch.Generator() for row in range(rows)} if asks == "seeds" else {}
-        text = self._rng.integers(0, TOKENS, (rows, self.max_model_len)).astype(np.int32)
-        self.input_batch = SimpleNamespace(
-            num_reqs=rows,
-            req_ids=ids,
-            req_id_to_index={name: row for row, name in enumerate(ids)},
-            num_tokens_no_spec=lengths,
-            num_prompt_tokens=lengths - 5,
-            num_computed_tokens_cpu=lengths - 1,
-            token_ids_cpu=text,
-            generators=seeded,
-            sampling_metadata=_metadata(rows, asks),
+        params = SimpleNamespace(extra_args=None)
+        self.requests = {name: SimpleNamespace(sampling_params=params) for name in self.names}
+        states = SimpleNamespace(
+            max_num_reqs=rows,
+            max_model_len=self.max_model_len,
+            req_id_to_index={name: row for row, name in enumerate(self.names)},
+            index_to_req_id=dict(enumerate(self.names)),
+            num_computed_tokens_np=lengths - 1,
+            prompt_len=SimpleNamespace(np=lengths - 5),
         )
-        self.drafts: list[list[int]] = [[] for _ in ids]
-        self.rejection_sampler = Verifier(_Samples())
-        self._generators = GeneratorPool(self.device)
+        self.states, self.input_batch = states, RequestRows(states)
+        text = self._rng.integers(0, TOKENS, self.input_batch.token_ids_cpu.shape)
+        self.input_batch.token_ids_cpu[:] = text
+        self.input_batch.num_tokens_no_spec[:] = lengths
+        self._drafts = StepDrafts(self, K)
         self.drafter = _dispatch(method, self)
 
-    def metadata(self) -> Any:
-        """vLLM's `SpecDecodeMetadata` of the drafts."""
-        flat = [token for drafts in self.drafts for token in drafts]
+    def batch(self, drafts: Sequence[Sequence[int]]) -> Any:
+        """vLLM's `InputBatch` of a step that verifies these drafts of each row.
+
+        Half of the drafts will be accepted.
+        """
+        sizes = np.array([1 + len(of_row) for of_row in drafts])
+        starts = np.concatenate([[0], sizes.cumsum()])
+        inputs = [token for of_row in drafts for token in (TOKENS, *of_row)]
+        samples = np.array([*inputs[1:], 0])
+        last, missed = starts[1:] - 1, self._rng.random(len(samples)) < 0.5
+        samples[missed] = TOKENS
+        samples[last] = self._rng.integers(0, TOKENS, len(last))
+        self.inputs, self.samples = torch.tensor(inputs), torch.from_numpy(samples)
+        self.states.num_computed_tokens_np = self.input_batch.num_tokens_no_spec - 1
         return SimpleNamespace(
-            num_draft_tokens=[len(drafts) for drafts in self.drafts],
-            draft_token_ids=torch.tensor(flat, dtype=torch.int32),
+            req_ids=self.names,
+            idx_mapping_np=self.rows,
+            num_tokens=len(inputs),
+            logits_indices=torch.arange(len(inputs)),
+            cu_num_logits=torch.from_numpy(starts.astype(np.int32)),
+            cu_num_logits_np=starts,
         )
-
-    def verify(self, metadata: Any) -> Any:
-        """Prepares the verification of the drafts, and ends it with the sampler's tokens."""
-        counts = metadata.num_draft_tokens
-        batch = self.input_batch
-        drafted = self.drafter.sampled_drafts.pop_for_verification(
-            batch.req_ids, batch.num_tokens_no_spec, counts
-        )
-        generators = self._seed_generators(metadata)
-        assert not drafted
-        sampling = self.input_batch.sampling_metadata
-        logits = torch.empty(sum(counts) + len(counts), 1)
-        inputs = VerifyInputs(drafted, generators)
-        return self.rejection_sampler(metadata, inputs, logits, sampling)
-
-    def commit(self, emitted: Sequence[Sequence[int]]) -> None:
-        """Appends the tokens of the rows, as vLLM does."""
-        batch = self.input_batch
-        batch.num_computed_tokens_cpu = batch.num_tokens_no_spec - 1
-        batch.num_tokens_no_spec = batch.num_tokens_no_spec + [len(tokens) for tokens in emitted]
-        for row, tokens in enumerate(emitted):
-            end = batch.num_tokens_no_spec[row]
-            batch.token_ids_cpu[row, end - len(tokens) : end] = tokens
-
-    def sample(self) -> torch.Tensor:
-        """A token for each position: half of the drafts are accepted."""
-        tokens = []
-        for drafts in self.drafts:
-            accepted = self._rng.random(len(drafts)) < 0.5
-            tokens += [d if yes else TOKENS for d, yes in zip(drafts, accepted, strict=True)]
-            tokens.append(int(self._rng.integers(TOKENS)))
-        return torch.tensor(tokens)
-
-
-class _Samples:
-    """In the place of vLLM's sampler; what it returns is made before the clock runs."""
-
-    logprobs_mode = "raw_logprobs"
-    next = torch.empty(0)
-
-    def __call__(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        return SimpleNamespace(sampled_token_ids=self.next[:, None], logprobs_tensors=None)
-
-
-def _metadata(rows: int, asks: str) -> Any:
-    """What is read of vLLM's `SamplingMetadata`."""
-    penalties, values = asks == "penalties", torch.full((rows,), 0.8)
-    fields = {
-        **dict.fromkeys(("frequency_penalties", "presence_penalties"), values),
-        "repetition_penalties": values,
-        "temperature": values if asks == "seeds" else None,
-        **dict.fromkeys(("top_p", "top_k", "allowed_token_ids_mask")),
-        "prompt_token_ids": torch.ones(rows, LENGTH, dtype=torch.int64) if penalties else None,
-        "no_penalties": not penalties,
-        "output_token_ids": [[1] * 100 for _ in range(rows)] if penalties else [],
-        "bad_words_token_ids": {},
-        "logitsprocs": compat.LogitsProcessors(),
-        **dict.fromkeys(("generators", "spec_token_ids")),
-    }
-    return make_dataclass("Metadata", fields)(**fields)
 
 
 def _dispatch(method: str, runner: Any) -> ProposerDispatch:
@@ -189,47 +163,56 @@ def _dispatch(method: str, runner: Any) -> ProposerDispatch:
 
 
 class _World:
-    """The steps of one case."""
+    """The steps of one case.
 
-    def __init__(self, method: str, rows: int, asks: str) -> None:
+    Attributes:
+        clock: what they took.
+        drafts: of each row, after the newest step.
+    """
+
+    def __init__(self, method: str, rows: int) -> None:
         self.clock = _Clock()
-        self.runner = _Runner(method, rows, asks)
-        specs = self.runner.drafter.host.specs
-        traits = SpecgateConfig(specs).traits
+        self.runner = _Runner("ngram" if method == NONE else method, rows)
+        traits = SpecgateConfig(self.runner.drafter.host.specs).traits
         self._table = RowTable(Planner(traits, K), self.runner.max_model_len)
-        chosen = SpecMethod(method, K)
-        ids = self.runner.input_batch.req_ids
-        for name in ids:
+        chosen = SpecMethod(method, 0 if method == NONE else K)
+        for name in self.runner.names:
             self._table.admit(name, SpecDecodeParams(chosen, pinned=True), False)
         fields = {"max_tokens": 10**6, "num_output_tokens": 5, "is_prefill_chunk": False}
-        self._requests = {name: SimpleNamespace(num_tokens=0, **fields) for name in ids}
+        self._requests = {
+            name: SimpleNamespace(num_tokens=0, **fields) for name in self.runner.names
+        }
+        self.drafts: list[list[int]] = [[] for _ in range(rows)]
+        self._hidden = torch.empty(rows * (K + 1), 1)
 
     def step(self) -> None:
         """One step: all parts in the order of vLLM's."""
-        runner, batch, table = self.runner, self.runner.input_batch, self._table
-        for name, length in zip(batch.req_ids, batch.num_tokens_no_spec.tolist(), strict=True):
+        runner, table = self.runner, self._table
+        names, lengths = runner.names, runner.input_batch.num_tokens_no_spec.copy()
+        for name, length in zip(names, lengths.tolist(), strict=True):
             self._requests[name].num_tokens = length
-        drafts = dict(zip(batch.req_ids, runner.drafts, strict=True))
-        verified = {name: tokens for name, tokens in drafts.items() if tokens}
-        scheduled = {name: 1 + len(tokens) for name, tokens in drafts.items()}
-        batch.sampling_metadata.spec_token_ids = runner.drafts
-        runner.rejection_sampler._sampler.next = runner.sample()
+        by_name = dict(zip(names, self.drafts, strict=True))
+        verified = {name: tokens for name, tokens in by_name.items() if tokens}
+        scheduled = {name: 1 + len(tokens) for name, tokens in by_name.items()}
+        batch = runner.batch(self.drafts)
         with self.clock.part("schedule"):
             table.start_step()
             plan = table.plan(scheduled, verified, self._requests)
-            runner.drafter.observe(_output(scheduled))
-        metadata = runner.metadata()
+        output = _output(scheduled, plan)
+        with self.clock.part("follow"):
+            runner._drafts.begin_step(output)
+            runner.finish_requests(output)
+            runner.update_requests(output)
         with self.clock.part("verify"):
-            output = runner.verify(metadata)
-        emitted = [[t for t in row if t >= 0] for row in output.sampled_token_ids.tolist()]
-        runner.commit(emitted)
+            _, counts, _ = runner.sample(self._hidden, batch, None)
         with self.clock.part("draft"):
-            first = TargetStep.first_of(metadata.num_draft_tokens)
-            step = TargetStep(scheduled, emitted, first, torch.empty(0, 1))
-            runner.drafts, report = runner.drafter.propose(plan, step)
-        lengths = dict(zip(batch.req_ids, map(len, emitted), strict=True))
+            runner.draft(batch, {}, self._hidden, None, counts)
+            runner.take_draft_token_ids()
+        self.drafts = [runner._drafts.drafts.get(name, []) for name in names]
+        emitted = dict(zip(names, counts.tolist(), strict=True))
+        report = runner._drafts.report
         with self.clock.part("count"):
-            self._count(lengths, verified, report, sum(scheduled.values()))
+            self._count(emitted, verified, report, sum(scheduled.values()))
 
     def _count(
         self, emitted: Mapping[str, int], verified: Mapping[str, Any], report: Any, tokens: int
@@ -245,35 +228,40 @@ class _World:
         table.step_stats()
 
 
-def _output(scheduled: Mapping[str, int]) -> Any:
-    """What the dispatch reads of vLLM's `SchedulerOutput` in a step in which nothing changes."""
-    cached = SimpleNamespace(req_ids=list(scheduled), new_block_ids=[], resumed_req_ids=set())
+def _output(scheduled: Mapping[str, int], plan: Any) -> Any:
+    """What the hooks read of vLLM's `SchedulerOutput` in a step in which nothing changes."""
+    names = list(scheduled)
+    cached = SimpleNamespace(
+        req_ids=names, new_block_ids=[None for _ in names], resumed_req_ids=set()
+    )
     return SimpleNamespace(
         **dict.fromkeys(("kv_cache_block_copies", "preempted_req_ids")),
         finished_req_ids=set(),
         scheduled_new_reqs=[],
         scheduled_cached_reqs=cached,
+        num_scheduled_tokens=scheduled,
+        specgate_plan=plan,
         specgate_quarantined=frozenset(),
         specgate_constraints={},
     )
 
 
-def table_rows(cases: Sequence[tuple[str, int, str]] = CASES) -> Iterator[str]:
+def table_rows(cases: Sequence[tuple[str, int]] = CASES) -> Iterator[str]:
     """A row for each case: medians over the steps, of each part and of their sum."""
-    for method, rows, asks in cases:
-        world = _World(method, rows, asks)
+    for method, rows in cases:
+        world = _World(method, rows)
         for number in range(WARM_UP + STEPS):
             if number == WARM_UP:
                 world.clock = _Clock()
             world.step()
-        drafting = sum(map(bool, world.runner.drafts))
+        drafting = sum(map(bool, world.drafts))
         spent = world.clock.spent
         parts = " | ".join(f"{statistics.median(spent[part]):.2f}" for part in PARTS)
         total = statistics.median(map(sum, zip(*spent.values(), strict=True)))
-        yield f"| `{method}` | {rows} | {asks} | {drafting} | {parts} | {total:.2f} |"
+        yield f"| `{method}` | {rows} | {drafting} | {parts} | {total:.2f} |"
 
 
-def profile_rows(case: tuple[str, int, str]) -> Iterator[str]:
+def profile_rows(case: tuple[str, int]) -> Iterator[str]:
     """The functions that take longest: calls in a step, and own and cumulative microseconds."""
     world = _World(*case)
     for number in range(WARM_UP + STEPS):

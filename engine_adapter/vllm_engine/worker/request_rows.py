@@ -149,23 +149,31 @@ class RequestRows:
                 self.block_table.append(self.req_id_to_index[request_id], blocks)
 
     def append(
-        self, rows: npt.NDArray[np.intp], emitted: npt.NDArray[np.int64], counts: Sequence[int]
+        self,
+        rows: npt.NDArray[np.intp],
+        emitted: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.integer[Any]],
     ) -> list[list[int]]:
         """Takes the tokens that a step emitted; returns them, for each of the B rows.
 
         Args:
             rows: [R], those of the step.
             emitted: [R, width].
-            counts: how many tokens of each of the R rows of `emitted` were emitted.
+            counts: int [R], how many tokens of each of the R rows of `emitted` were emitted.
         """
         # vLLM's number counts drafts that are rejected, if the step was scheduled before that was
         # known. The newest token is never read before the step.
         computed = self._states.num_computed_tokens_np[rows]
         self._num_computed[rows] = np.minimum(computed, self.num_tokens_no_spec[rows] - 1)
-        by_row: list[list[int]] = [[] for _ in self.num_tokens_no_spec]
-        for row, tokens, count in zip(rows.tolist(), emitted.tolist(), counts, strict=True):
-            start = int(self.num_tokens_no_spec[row])
+        place = np.arange(emitted.shape[1])
+        is_emitted = place < counts[:, None]
+        position = self.num_tokens_no_spec[rows, None] + place
+        self.token_ids_cpu[rows.repeat(counts), position[is_emitted]] = emitted[is_emitted]
+        self.num_tokens_no_spec[rows] += counts
+        nothing: list[int] = []
+        by_row = [nothing] * len(self.num_tokens_no_spec)
+        for row, tokens, count in zip(
+            rows.tolist(), emitted.tolist(), counts.tolist(), strict=True
+        ):
             by_row[row] = tokens[:count]
-            self.token_ids_cpu[row, start : start + count] = by_row[row]
-            self.num_tokens_no_spec[row] = start + count
         return by_row

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ class StepDrafts:
         if ended:
             is_live = np.array([id_ not in ended for id_ in batch.req_ids], np.bool_)
         by_row = runner.input_batch.append(
-            rows[is_live], step.emitted.numpy()[is_live], step.counts.numpy()[is_live].tolist()
+            rows[is_live], step.emitted.numpy()[is_live], step.counts.numpy()[is_live]
         )
         if not (plan := without_requests(step.scheduled.specgate_plan, ended)):
             return self._no_drafts(len(rows))
@@ -117,11 +118,13 @@ class StepDrafts:
             sample_hidden=step.hidden[batch.logits_indices],
         )
         drafts, self.report = runner.drafter.propose(plan, target)
+        of_rows = [drafts[row] for row in rows.tolist()]
+        self.drafts = {
+            id_: of_row for id_, of_row in zip(batch.req_ids, of_rows, strict=True) if of_row
+        }
         tokens = np.zeros((len(rows), self._capacity), np.int64)
-        for place, row, request_id in zip(tokens, rows.tolist(), batch.req_ids, strict=True):
-            if of_row := drafts[row]:
-                place[: len(of_row)] = of_row
-                self.drafts[request_id] = of_row
+        sizes = np.array([len(of_row) for of_row in of_rows])
+        tokens[np.arange(self._capacity) < sizes[:, None]] = [*chain.from_iterable(of_rows)]
         (there,) = to_device(runner.device, tokens)
         return there
 
