@@ -85,6 +85,7 @@ NAMES = {
     "parallel_state": "vllm.distributed.parallel_state:",
     # The target's hidden states, as a layer of the KV cache.
     "AttentionLayerBase": "vllm.model_executor.layers.attention_layer_base",
+    "AttentionCGSupport": "vllm.v1.attention.backend",
     "CacheOnlyAttentionBackend": "vllm.model_executor.models.extract_hidden_states",
     "HiddenStateCacheSpec": "vllm.v1.kv_cache_interface",
     # The KV cache groups of a draft model's layers, and what they keep.
@@ -112,6 +113,7 @@ NAMES = {
     "LoraState": "vllm.v1.worker.gpu.lora_utils",
     "LogitsContext": "vllm.v1.worker.gpu.sample.logits_processor.interface",
     "set_eagle3_aux_hidden_state_layers": "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils",
+    "ModelCudaGraphManager": "vllm.v1.worker.gpu.cudagraph_utils",
     "v2_cpu_model_runner": "vllm.v1.worker.cpu.model_runner:",
     "v2_model_runner": "vllm.v1.worker.gpu.model_runner:",
     "vllm_config": "vllm.config.vllm:",

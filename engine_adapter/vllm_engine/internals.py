@@ -28,6 +28,8 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "GPUModelRunner": _RUNNER_HOOKS,
     "LoraState": ("make_lora_inputs",),
     "V2Sampler": ("sample",),
+    "ModelCudaGraphManager": ("_init_candidates",),
+    "CacheOnlyAttentionBackend": ("get_builder_cls",),
     "BaseSpeculator": ("init_cudagraph_manager", "capture", "propose"),
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),
@@ -131,7 +133,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "envs": ("environment_variables", "VLLM_USE_V2_MODEL_RUNNER"),
     "ray_executor_v2": ("RayWorkerProc", "ray"),
     "LoraState": ("lora_ids",),
-    "v2_model_runner": ("init_speculator", "Sampler", "sort_batch_req_ids"),
+    "v2_model_runner": (
+        *("init_speculator", "Sampler", "sort_batch_req_ids", "ModelCudaGraphManager"),
+    ),
+    "ModelCudaGraphManager": ("vllm_config", "decode_query_len", "_capture_descs", "_candidates"),
+    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor": ("num_tokens",),
     "v2_gumbel": ("gumbel_sample",),
     "v2_cpu_model_runner": ("CPUModelRunner",),
     "v2_input_batch": ("get_num_sampled_and_rejected",),
@@ -169,7 +175,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "GPUModelRunner": _RUNNER_ATTRIBUTES,
     "AttentionLayerBase": ("kv_cache",),
     "dump_input": ("prepare_object_to_dump",),
-    "parallel_state": ("_TP",),
+    "parallel_state": ("_TP", "graph_capture"),
     "speculative": ("SpeculativeConfig",),
     # The patches of recurrent layers.
     "causal_conv1d": ("causal_conv1d_update_cpu",),
@@ -222,6 +228,8 @@ PATCHES = {
     "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",
     "module_names.patch_cpu_runner": "v2_cpu_model_runner.CPUModelRunner, while the worker creates "
     "it",
+    "module_names.patch_graph_manager": "v2_model_runner.ModelCudaGraphManager, while a runner "
+    "gets its KV cache",
     "module_names.patch_init_speculator": "v2_model_runner.init_speculator, while a runner V2 is "
     "made",
     "module_names.patch_sampler": "v2_model_runner.Sampler, while a runner V2 loads its model",

@@ -22,6 +22,11 @@ def patch_sampler(sampler: type) -> AbstractContextManager[None]:
     return _replaced(compat.v2_model_runner, "Sampler", sampler)
 
 
+def patch_graph_manager(manager: type) -> AbstractContextManager[None]:
+    """Within it, a model runner makes a `manager`, a subclass of vLLM's, of the target's graphs."""
+    return _replaced(compat.v2_model_runner, "ModelCudaGraphManager", manager)
+
+
 def patch_tp_group(group: Any) -> AbstractContextManager[None]:
     """Within it, vLLM's layers are split over `group`, a tensor-parallel group of vLLM's."""
     return _replaced(compat.parallel_state, "_TP", group)

@@ -41,6 +41,7 @@ from engine_adapter.vllm_engine.worker.step_drafts import (
 )
 from engine_adapter.vllm_engine.worker.verification.exact_match import ExactMatch
 from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
+from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 
 
 @dataclass(slots=True)
@@ -261,7 +262,7 @@ def _reading(layers: Sequence[int]) -> Any:
 def cpu_runner() -> type:
     """The runner class for CPU; created here so that no process imports the other device's."""
 
-    class SpecgateCPUModelRunner(StateLayerHooks, RunnerHooks, compat.CPUModelRunner):
+    class SpecgateCPUModelRunner(StateLayerHooks, WarmUpHooks, RunnerHooks, compat.CPUModelRunner):
         """vLLM's CPU runner with Specgate's hooks."""
 
     return SpecgateCPUModelRunner
@@ -270,7 +271,7 @@ def cpu_runner() -> type:
 def gpu_runner() -> type:
     """The runner class for GPU."""
 
-    class SpecgateGPUModelRunner(StateLayerHooks, RunnerHooks, compat.GPUModelRunner):
+    class SpecgateGPUModelRunner(StateLayerHooks, WarmUpHooks, RunnerHooks, compat.GPUModelRunner):
         """vLLM's GPU runner with Specgate's hooks."""
 
     return SpecgateGPUModelRunner

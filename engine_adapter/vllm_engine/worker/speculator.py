@@ -14,7 +14,7 @@ class PlannedSpeculator(compat.BaseSpeculator):
     """Takes the place of vLLM's speculator.
 
     Args:
-        runner: drafts for a step: see `RunnerHooks.draft` and `dummy_draft`.
+        runner: drafts for a step: see `RunnerHooks.draft` and `dummy_draft`; and `WarmUpHooks`.
         capacity: the most drafts of a row.
 
     Attributes:
@@ -30,10 +30,12 @@ class PlannedSpeculator(compat.BaseSpeculator):
         self._capacity = capacity
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing: a draft model has graphs of its own."""
+        """Prepares the graphs of draft models: see `WarmUpHooks.prepare_draft_graphs`."""
+        self._runner.prepare_draft_graphs(cudagraph_mode)
 
     def capture(self) -> None:
-        """See `init_cudagraph_manager`."""
+        """Captures them."""
+        self._runner.capture_drafts()
 
     def propose(
         self,

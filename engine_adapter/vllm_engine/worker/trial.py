@@ -23,7 +23,6 @@ from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.proposers.draft_options import samples
 from engine_adapter.proposers.methods import get_method, needs
-from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.draft_validation import validate_drafts
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
@@ -160,9 +159,8 @@ class Trial:
         # no hook of the model, and a model whose steps are captured has a wrapper around it.
         recorded = self._runner.model = _RecordedModel(self._runner.model)
         try:
-            self._runner._dummy_run(
-                count, cudagraph_runtime_mode=compat.CUDAGraphMode.NONE, skip_eplb=True
-            )
+            # In a profile no graph is replayed, for which vLLM would not call the model.
+            self._runner._dummy_run(count, is_profile=True, skip_eplb=True)
         finally:
             self._runner.model = recorded.model
         output = recorded.output

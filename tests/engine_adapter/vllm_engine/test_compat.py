@@ -157,6 +157,7 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
         "check_error",
         "compose_draft_hf_overrides",
         "get_attn_backend",
+        "get_builder_cls",
         "get_kv_cache_spec",
         "get_node_and_physical_gpu_ids",
         "init_cudagraph_manager",

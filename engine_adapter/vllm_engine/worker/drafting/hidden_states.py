@@ -55,6 +55,19 @@ class StepStates:
         return [states[index] for states in self._states]
 
 
+class _StatesBackend(compat.CacheOnlyAttentionBackend):
+    """vLLM's, with a builder that allows every graph: no step of the target runs the layer."""
+
+    @staticmethod
+    def get_builder_cls() -> Any:
+        """A subclass of vLLM's."""
+        return type(
+            "StatesMetadataBuilder",
+            (compat.CacheOnlyAttentionBackend.get_builder_cls(),),
+            {"_cudagraph_support": compat.AttentionCGSupport.ALWAYS},
+        )
+
+
 class HiddenStateCache(compat.AttentionLayerBase):
     """One state per KV slot, of a fixed width.
 
@@ -88,7 +101,7 @@ class HiddenStateCache(compat.AttentionLayerBase):
 
     def get_attn_backend(self) -> Any:
         """A backend without attention; a step builds no metadata for it."""
-        return compat.CacheOnlyAttentionBackend
+        return _StatesBackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
         """A spec that keeps every position.

@@ -22,7 +22,12 @@ class ExactMatch:
 
     Args:
         sampler: vLLM's plain sampler.
+
+    Attributes:
+        enable_adaptive_verification: false; vLLM asks before it warms up its kernels.
     """
+
+    enable_adaptive_verification = False
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler

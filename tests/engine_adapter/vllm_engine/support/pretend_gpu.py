@@ -1,10 +1,10 @@
-"""vLLM's V1 GPU worker and GPU runner on the CPU: every call to the device is replaced.
+"""vLLM's GPU worker and GPU runner on the CPU: every call to the device is replaced.
 
 What runs is vLLM's own: loading, the memory profile, the profile of graph memory, the KV cache,
-capture, and steps; with Specgate's hooks in it. Replaced are streams and events (nothing), graphs
-(`pretend_graphs`), and the platform's answers about graphs. Inductor does not compile: the pieces
-of a model run as they were traced. The attention is that of CPUs, said to support graphs of whole
-steps as most backends of GPUs do.
+warm-up, capture, and steps; with Specgate's hooks in it. Replaced are streams and events (nothing),
+graphs (`pretend_graphs`), Triton's kernels (twins), and the platform's answers about graphs.
+Inductor does not compile: the pieces of a model run as they were traced. The attention is that of
+CPUs, said to support graphs of whole steps as most backends of GPUs do.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tests.engine_adapter.vllm_engine.support.live_memory import LiveMemory
+from engine_adapter.vllm_engine.patches.v2_kernels import patch_v2_runner
 from tests.engine_adapter.vllm_engine.support.pretend_graphs import (
     LOG,
     GraphEvent,
@@ -52,19 +52,16 @@ class DummyRun:
         phase: what vLLM was doing.
         model: `target`, or the prefix of a draft's layers.
         num_tokens: without padding.
-        mode: of the target: the graphs that vLLM asked for; of a draft: whether it uses graphs.
-        capturing: whether graphs are captured.
+        graphs: whether a draft uses graphs.
     """
 
     phase: str
     model: str
     num_tokens: int
-    mode: Any
-    capturing: bool
+    graphs: bool = False
 
 
 dummy_runs: list[DummyRun] = []
-peak_bytes = {"profile": 0, "step": 0}
 
 
 def install() -> None:
@@ -72,8 +69,12 @@ def install() -> None:
 
     For a process that does nothing else: nothing is put back.
     """
+    import vllm.v1.worker.cpu.shm  # noqa: F401  # replaces pinned memory, as in a worker for CPUs
+
+    patch_v2_runner()
     _replace_device_calls()
     _replace_platform()
+    _follow_whole_graphs()
     _note_dummy_runs()
     from engine_adapter.vllm_engine.worker import worker
 
@@ -88,11 +89,6 @@ def events() -> list[GraphEvent]:
 def runs() -> list[DummyRun]:
     """The dummy runs since the start."""
     return dummy_runs
-
-
-def peaks() -> dict[str, int]:
-    """Peak bytes of the tensors that were made in the profile, and in the served step with most."""
-    return peak_bytes
 
 
 def _replace_device_calls() -> None:
@@ -158,31 +154,80 @@ def _replace_platform() -> None:
 def _note_dummy_runs() -> None:
     from engine_adapter.vllm_engine import compat
     from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
-    from engine_adapter.vllm_engine.worker.drafting.weights import NamedDraft
+    from engine_adapter.vllm_engine.worker.drafting.weights import LoadedModel
 
-    named: Any = NamedDraft
+    loading: Any = LoadedModel
     paged: Any = PagedDraftModel
-    of_target, of_draft, forward = compat.GPUModelRunner._dummy_run, named.dummy_run, paged._forward
+    of_target, of_draft, forward = (
+        compat.GPUModelRunner._dummy_run,
+        loading.dummy_run,
+        paged._forward,
+    )
 
-    def target(runner: Any, num_tokens: int, mode: Any = None, *args: Any, **more: Any) -> Any:
-        given = more.get("cudagraph_runtime_mode", mode)
-        name = None if given is None else given.name
-        capturing = bool(more.get("is_graph_capturing"))
-        dummy_runs.append(DummyRun(LOG.phase, "target", num_tokens, name, capturing))
-        return of_target(runner, num_tokens, *(() if mode is None else (mode,)), *args, **more)
+    def target(runner: Any, num_tokens: int, *args: Any, **more: Any) -> Any:
+        dummy_runs.append(DummyRun(LOG.phase, "target", num_tokens))
+        return of_target(runner, num_tokens, *args, **more)
 
-    def draft(loaded: Any, num_tokens: int, graphs: bool, capturing: bool, *args: Any) -> None:
-        dummy_runs.append(DummyRun(LOG.phase, loaded.prefix, num_tokens, graphs, capturing))
+    def draft(loaded: Any, num_tokens: int, graphs: bool) -> None:
+        dummy_runs.append(DummyRun(LOG.phase, loaded.prefix, num_tokens, graphs))
         with _running(loaded.prefix):
-            of_draft(loaded, num_tokens, graphs, capturing, *args)
+            of_draft(loaded, num_tokens, graphs)
 
     def one_pass(model: Any, *args: Any) -> Any:
         with _running(model._loaded.prefix):
             return forward(model, *args)
 
     compat.GPUModelRunner._dummy_run = target
-    named.dummy_run = draft
+    loading.dummy_run = draft
     paged._forward = one_pass
+
+
+def _follow_whole_graphs() -> None:
+    """Lets a graph of a whole step read the step's metadata, as from buffers on a GPU.
+
+    Its attention is an operator of the CPU, which takes the metadata from vLLM's context.
+    """
+    from vllm.forward_context import BatchDescriptor, set_forward_context
+    from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+    from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+    state: Any = DefaultModelState
+    manager: Any = CudaGraphManager
+    prepare, replay = state.prepare_attn, manager.run_fullgraph
+
+    def prepared(
+        this: Any,
+        batch: Any,
+        mode: Any,
+        tables: Any,
+        slots: Any,
+        groups: Any,
+        cache: Any,
+        *args: Any,
+        **more: Any,
+    ) -> Any:
+        metadata = prepare(this, batch, mode, tables, slots, groups, cache, *args, **more)
+        LOG.attention = metadata, build_slot_mappings_by_layer(slots, cache)
+        return metadata
+
+    def replayed(this: Any, shape: Any) -> Any:
+        metadata, slots = LOG.attention
+        with set_forward_context(
+            metadata,
+            this.vllm_config,
+            num_tokens=shape.num_tokens,
+            cudagraph_runtime_mode=shape.cg_mode,
+            batch_descriptor=BatchDescriptor(num_tokens=shape.num_tokens),
+            slot_mapping=slots,
+        ):
+            return replay(this, shape)
+
+    def stream_of(_: Any, shape: Any) -> None:
+        LOG.whole = shape.num_tokens  # vLLM asks for the stream of the capture that it begins
+
+    state.prepare_attn, manager.run_fullgraph = prepared, replayed
+    manager._capture_stream = stream_of
 
 
 @contextmanager
@@ -224,10 +269,6 @@ def _worker_class(base: Any) -> type:
             """vLLM's, then the profile of graph memory, in vLLM's order."""
             with _phase(PROFILE):
                 available: int = super().determine_available_memory()
-                # Again, since the first one traces the models.
-                with torch.inference_mode(), LiveMemory() as memory:
-                    self.model_runner.profile_run()
-                peak_bytes["profile"] = memory.peak
             with _phase(GRAPH_MEMORY):
                 self.model_runner.profile_cudagraph_memory()
             return available
@@ -237,16 +278,5 @@ def _worker_class(base: Any) -> type:
                 times = super().compile_or_warm_up_model()
             LOG.phase = SERVING
             return times
-
-        def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-            self.step_memory = LiveMemory()
-            with self.step_memory:
-                return super().execute_model(*args, **kwargs)
-
-        def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-            with self.step_memory:
-                output = super().sample_tokens(*args, **kwargs)
-            peak_bytes["step"] = max(peak_bytes["step"], self.step_memory.peak)
-            return output
 
     return PretendGPUWorker

@@ -44,12 +44,16 @@ class GraphLog:
         events: one for each forward pass with graphs, in order.
         phase: what vLLM is doing.
         model: whose forward pass is running.
+        whole: tokens of the graph of a whole step that is captured.
+        attention: the metadata and the KV slots of the target's newest step, by layer.
     """
 
     def __init__(self) -> None:
         self.events: list[GraphEvent] = []
         self.phase = "start"
         self.model = "target"
+        self.whole = 0
+        self.attention: tuple[Any, Any] = {}, {}
         self._pass: Any = None
         self._alive: list[torch.Tensor] = []
 
@@ -83,10 +87,16 @@ class PretendGraph:
         self._outputs: list[torch.Tensor] = []
 
     def record(self, context: Any) -> "_Recording":
-        """A scope whose operators it records; vLLM's context of the forward pass."""
-        # All graphs of one forward pass share what they wrote.
-        self._outputs = context.__dict__.setdefault("pretend_outputs", [])
-        LOG.note(CAPTURE, context)
+        """A scope whose operators it records.
+
+        `context` is vLLM's of the forward pass of which it is a piece, `None` if it has all of it.
+        """
+        if context is not None:
+            # All graphs of one forward pass share what they wrote.
+            self._outputs = context.__dict__.setdefault("pretend_outputs", [])
+            LOG.note(CAPTURE, context)
+        else:
+            LOG.events.append(GraphEvent(CAPTURE, LOG.phase, LOG.model, "FULL", LOG.whole))
         LOG.enter(self._outputs)
         return _Recording(self._operators, self._outputs)
 
@@ -115,10 +125,16 @@ class _Recording(TorchDispatchMode):
 
 
 @contextmanager
-def pretend_capture(graph: PretendGraph, **_: Any) -> Iterator[None]:
+def pretend_capture(graph: PretendGraph, *_: Any, **__: Any) -> Iterator[None]:
     """In place of `torch.cuda.graph`."""
-    with graph.record(_forward_context()):
+    with graph.record(_forward_context() if _is_in_forward_pass() else None):
         yield
+
+
+def _is_in_forward_pass() -> bool:
+    from vllm.forward_context import is_forward_context_available
+
+    return bool(is_forward_context_available())
 
 
 def _forward_context() -> Any:

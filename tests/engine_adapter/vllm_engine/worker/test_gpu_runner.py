@@ -118,36 +118,35 @@ def test_every_draft_is_in_the_profile_run(before_serving: Any) -> None:
     first = [one for one in runs if one.phase == PROFILE]
     models = ["target", *map(prefix, MODELS)]
     assert [one.model for one in first[: len(models)]] == models
-    assert {(one.num_tokens, one.capturing) for one in first} == {(TOKENS, False)}
-    assert not any(one.mode for one in first if one.model != "target")
+    assert {(one.num_tokens, one.graphs, one.capturing) for one in first} == {
+        (TOKENS, False, False)
+    }
 
 
 def test_every_draft_is_captured_in_the_sizes_of_the_targets_pieces(before_serving: Any) -> None:
     _, found = before_serving
-    for phase, sizes in (GRAPH_MEMORY, SIZES[-2:]), (CAPTURING, SIZES):
+    # Rows of one token, and rows with all the drafts of a model.
+    whole = sorted({*(n for n in SIZES if n <= ROWS), *(K + 1, 2 * (K + 1), 4 * (K + 1))})
+    for phase, of_whole in (GRAPH_MEMORY, whole[-2:]), (CAPTURING, whole):
         captured = Counter(
             (one.model, one.mode, one.num_tokens)
             for one in found
             if one.phase == phase and one.kind == CAPTURE
         )
-        wanted = {("target", "PIECEWISE", size) for size in sizes}
-        # A whole graph has at most a token for each row.
-        whole = [size for size in SIZES if size <= ROWS]
-        wanted |= {("target", "FULL", size) for size in whole[-len(sizes) :]}
-        wanted |= {(prefix(name), "PIECEWISE", size) for name in MODELS for size in sizes}
+        wanted = {("target", "PIECEWISE", size) for size in SIZES}
+        wanted |= {("target", "FULL", size) for size in of_whole}
+        wanted |= {(prefix(name), "PIECEWISE", size) for name in MODELS for size in SIZES}
         assert captured == Counter(wanted), phase
     assert not any(one.kind == REPLAY for one in found)
 
 
 def test_dummy_runs_of_drafts_follow_the_targets(before_serving: Any) -> None:
     runs, _ = before_serving
-    step = 1 + len(MODELS)
-    assert len(runs) % step == 0
-    for at in range(0, len(runs), step):
-        target, *drafts = runs[at : at + step]
-        graphs = target.mode == "PIECEWISE"
-        wanted = [(prefix(name), target.num_tokens, graphs, target.capturing) for name in MODELS]
-        assert [(d.model, d.num_tokens, d.mode, d.capturing) for d in drafts] == wanted
+    targets = [at for at, one in enumerate(runs) if one.model == "target"]
+    for at in targets:
+        drafts = runs[at + 1 : at + 1 + len(MODELS)]
+        wanted = [(prefix(name), runs[at].num_tokens, False) for name in MODELS]
+        assert [(d.model, d.num_tokens, d.graphs) for d in drafts] == wanted
 
 
 def test_a_plain_step_replays_a_whole_graph(engine: RecordedEngine, prompts: list[Prompt]) -> None:
@@ -172,12 +171,3 @@ def test_steps_with_drafts_replay_what_was_captured(
     # A stale input, or an output that was overwritten, would change drafts.
     assert same_drafts(got, run(eager, some, name), name) > 20
     assert got.outputs == run(engine, some, NONE).outputs
-
-
-def test_the_profile_has_the_memory_of_every_step(
-    engine: RecordedEngine, prompts: list[Prompt]
-) -> None:
-    for name in MODELS:
-        run(engine, prompts[:ROWS], name, temperature=1.0, top_p=0.9, seed=3)
-    peaks = engine.call(pretend_gpu.peaks)
-    assert 0 < peaks["step"] <= peaks["profile"]

@@ -1,11 +1,13 @@
-"""What drafts do before the engine serves: on which conditions, and what is held meanwhile."""
+"""What drafts do before the engine serves."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from engine_adapter.policies.contract import StepPlan
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 
@@ -14,75 +16,51 @@ class Base:
     """The parts of vLLM's runner that the hooks use."""
 
     def __init__(self) -> None:
-        self.uniform_decode_query_len = 5
-        self.cudagraph_dispatcher = SimpleNamespace(uniform_decode_query_len=5)
         self.calls: list[Any] = []
-        self.held: list[str] = []
+        self.device = torch.device("cpu")
+        model = SimpleNamespace(set_cudagraph_mode=lambda mode: self.calls.append(mode))
         host = SimpleNamespace(
-            dummy_run=lambda *given: self.calls.append(given),
-            sampling_memory=lambda rows: Memory(self.held, rows),
+            draft_models={"draft": model},
+            dummy_run=lambda tokens, graphs: self.calls.append((tokens, graphs)),
         )
         self.drafter = SimpleNamespace(host=host)
-        self.compilation_config = SimpleNamespace(cudagraph_specialize_lora=True)
+        self.compilation_config = SimpleNamespace(cudagraph_capture_sizes=[1, 4])
 
-    def _dummy_run(self, num_tokens: int, cudagraph_runtime_mode: Any = None, **_: Any) -> str:
-        self.calls.append("target")
-        return "states"
-
-    def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> Any:
-        return list(self.held)
-
-
-class Memory:
-    """Noted while it exists."""
-
-    def __init__(self, held: list[str], rows: int) -> None:
-        self._held = held
-        held.append(f"{rows} rows")
-
-    def __del__(self) -> None:
-        self._held.clear()
+    def execute_model(self, scheduler_output: Any) -> Any:
+        return scheduler_output.specgate_plan
 
 
 class Runner(WarmUpHooks, Base):
-    def drafts_run(self, mode: Any, **more: Any) -> tuple[bool, bool]:
-        """Whether the drafts' dummy run has graphs, and whether it captures."""
-        self.calls.clear()
-        assert self._dummy_run(16, cudagraph_runtime_mode=mode, **more) == "states"
-        target, (tokens, graphs, capturing) = self.calls
-        assert (target, tokens) == ("target", 16)
-        return graphs, capturing
+    """A runner with one draft model."""
 
 
 @pytest.mark.needs_vllm
-def test_drafts_join_a_dummy_run_on_vllms_conditions() -> None:
-    none, pieces, whole = (
-        getattr(compat.CUDAGraphMode, name) for name in ("NONE", "PIECEWISE", "FULL")
-    )
-    run = Runner().drafts_run
-    assert run(None, is_profile=True) == run(none) == (False, False)
-    assert run(pieces) == run(whole) == (True, False)
-    assert run(pieces, is_graph_capturing=True) == (True, True)
-    assert run(whole, is_graph_capturing=True) == (False, True)
-    assert run(pieces, num_active_loras=1) == (False, False)
-    assert run(pieces, num_active_loras=0) == (True, False)
+@pytest.mark.parametrize(("mode", "captured"), [("FULL_AND_PIECEWISE", True), ("NONE", False)])
+def test_drafts_are_captured_if_the_target_has_graphs_of_pieces(
+    mode: str, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_adapter.vllm_engine.worker.speculator import PlannedSpeculator
+
+    runner, scopes = Runner(), []
+
+    @contextmanager
+    def graph_capture(device: torch.device) -> Any:
+        scopes.append(device)
+        yield
+
+    monkeypatch.setattr(compat.parallel_state, "graph_capture", graph_capture)
+    chosen = compat.CUDAGraphMode[mode]
+    speculator = PlannedSpeculator(runner, 3)
+    speculator.init_cudagraph_manager(chosen)
+    speculator.capture()
+    each = [(size, graphs) for size in (4, 1) for graphs in (False, True)]
+    assert runner.calls == [chosen, *(each if captured else ())]
+    assert scopes == ([runner.device] if captured else [])
 
 
-def test_once_the_engine_has_started_a_dummy_run_is_the_targets() -> None:
-    runner = Runner()
-    runner.warms_up_drafts = False
-    assert runner._dummy_run(16) == "states"
-    assert runner.calls == ["target"]
-
-
-def test_a_step_of_one_token_a_row_is_a_whole_graph() -> None:
-    runner = Runner()
-    assert runner.uniform_decode_query_len == 1
-    assert runner.cudagraph_dispatcher.uniform_decode_query_len == 1
-
-
-def test_the_memory_of_sampled_drafts_is_held_while_the_sampler_is_profiled() -> None:
-    runner = Runner()
-    during: Any = runner._dummy_sampler_run(torch.zeros(3, 2))
-    assert during == ["3 rows"]
-    assert runner.held == []
+def test_a_step_of_vllms_own_has_an_empty_plan() -> None:
+    own: Any = SimpleNamespace()
+    assert Runner().execute_model(own) == StepPlan()
+    assert (own.specgate_quarantined, own.specgate_constraints) == (frozenset(), {})
+    planned = SimpleNamespace(specgate_plan="a plan")
+    assert Runner().execute_model(planned) == "a plan"

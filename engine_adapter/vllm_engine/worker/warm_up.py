@@ -1,0 +1,56 @@
+"""CUDA graphs and warm-up: what vLLM does on a GPU before it serves, with drafts.
+
+vLLM captures graphs of its own draft model. Specgate's speculator stands in its place, and passes
+the calls on to every draft model and head.
+"""
+
+from typing import Any
+
+import torch
+
+from engine_adapter.policies.contract import StepPlan
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.module_names import patch_graph_manager
+
+
+class WarmUpHooks:
+    """Mixed into a runner, before `RunnerHooks`."""
+
+    drafter: Any
+    device: torch.device
+    compilation_config: Any
+    _graph_mode: Any = None
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """Initializes as vLLM does; `PlannedGraphs` says which graphs the target has."""
+        from engine_adapter.vllm_engine.worker.graphs import PlannedGraphs
+
+        with patch_graph_manager(PlannedGraphs):
+            super().initialize_kv_cache(*args, **kwargs)
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs a step. One that the kernels are warmed up with is vLLM's own, and has no plan."""
+        if not hasattr(scheduler_output, "specgate_plan"):
+            scheduler_output.specgate_plan = StepPlan()
+            scheduler_output.specgate_quarantined = frozenset()
+            scheduler_output.specgate_constraints = {}
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def prepare_draft_graphs(self, mode: Any) -> None:
+        """Takes the mode of graphs that vLLM chose for the target; draft models have pieces."""
+        self._graph_mode = mode
+        for model in self.drafter.host.draft_models.values():
+            model.set_cudagraph_mode(mode)
+
+    def capture_drafts(self) -> None:
+        """Captures the pieces of every draft model, in the sizes of the target's.
+
+        What is not captured here would be while the engine serves.
+        """
+        if not (self._graph_mode and self._graph_mode.mixed_mode()):
+            return
+        sizes = sorted(self.compilation_config.cudagraph_capture_sizes or (), reverse=True)
+        with compat.parallel_state.graph_capture(self.device):
+            for size in sizes:
+                for graphs in (False, True):  # a pass before that warms its kernels up
+                    self.drafter.host.dummy_run(size, graphs)
