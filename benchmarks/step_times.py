@@ -105,7 +105,7 @@ def _models(engine: Any) -> Iterator[Any]:
     executor = engine.engine_core.engine_core.model_executor
     runner = executor.driver_worker.worker.model_runner
     yield runner.model
-    drafter = getattr(runner, "drafter", None)
+    drafter: Any = getattr(runner, "drafter", None)
     if isinstance(drafter, ProposerDispatch):
         for draft in drafter.host.draft_models.values():
             yield draft._loaded.model

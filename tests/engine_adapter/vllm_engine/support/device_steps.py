@@ -24,7 +24,7 @@ from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
 from engine_adapter.vllm_engine.worker.drafting import paged_block_head, paged_head, paged_model
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
-from engine_adapter.vllm_engine.worker.drafting.weights import NamedDraft
+from engine_adapter.vllm_engine.worker.drafting.weights import LoadedModel
 from engine_adapter.vllm_engine.worker.request_rows import RequestRows, RowTables
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.speculator import PlannedSpeculator
@@ -50,6 +50,12 @@ from tests.engine_adapter.vllm_engine.support.toy_models import ToyLoaded
 ROWS, CONTEXT, BLOCK = 5, 96, 8
 BUDGET = 64
 """Tokens of one forward pass of a draft model."""
+
+
+WORLD = SimpleNamespace(
+    budget=BUDGET, max_model_len=CONTEXT, draft_contexts={}, block_sizes=(BLOCK,)
+)
+"""What a toy model knows of the engine."""
 
 
 class DeviceModel:
@@ -84,12 +90,12 @@ class DeviceLoaded(ToyLoaded):
 
     hidden_size = HIDDEN
     dtype = torch.float32
-    slot_mapping = NamedDraft.slot_mapping
-    placed = NamedDraft.placed
+    slot_mapping = LoadedModel.slot_mapping
+    placed = LoadedModel.placed
     _is_eager = False
 
-    def __init__(self, spec: Any, vllm_config: Any, device: Any, runner: Any) -> None:
-        super().__init__(spec, vllm_config, device, runner)
+    def __init__(self, spec: Any, vllm_config: Any, device: Any) -> None:
+        super().__init__(WORLD, spec, vllm_config, device)
         self.vllm_config = vllm_config
         self._slot_buffers = {0: torch.zeros(BUDGET, dtype=torch.int64, device=device)}
         self.input_ids = torch.zeros(BUDGET, dtype=torch.int32, device=device)
@@ -104,8 +110,8 @@ class DeviceLoaded(ToyLoaded):
         """vLLM's part."""
         return {}
 
-    def execution(self, total: int) -> tuple[None, int, None]:
-        return None, total, None
+    def execution(self, total: int) -> tuple[None, int]:
+        return None, total
 
 
 class Target(DeviceModel):
@@ -145,9 +151,6 @@ class DeviceSteps(RunnerHooks, DeviceRunner):
             sampler=RuleSampler,
         )
         self._spy, self._asks, self._method, self._late = device, asks, method, late
-        self.world = SimpleNamespace(
-            budget=BUDGET, max_model_len=CONTEXT, draft_contexts={}, block_sizes=(BLOCK,)
-        )
         self.rng = np.random.default_rng(3)
         self.log, self.faults = Log(), {}
         self.drafts: list[list[int]] = [[] for _ in range(ROWS)]

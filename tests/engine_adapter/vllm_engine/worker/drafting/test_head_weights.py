@@ -55,6 +55,9 @@ class Model(torch.nn.Module):
             whose one layer has an output layer, too.
     """
 
+    model: Any
+    lm_head: Any
+
     def __init__(self, *, width: int = 4, own: bool | None = None) -> None:
         super().__init__()
         self.model = torch.nn.Module()
