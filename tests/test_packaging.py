@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
     for package in ("server", "engine_adapter", "demo", "benchmarks"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, source / package, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     target = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
@@ -139,3 +139,15 @@ def test_the_wheel_has_the_command_and_the_licence(
     metadata = wheel.read(f"{info}/METADATA").decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
+
+
+def test_the_package_page_has_no_link_that_works_in_the_repository_only(
+    wheel: zipfile.ZipFile, project: dict[str, Any]
+) -> None:
+    metadata = wheel.read(f"specgate-{project['version']}.dist-info/METADATA").decode()
+    header, _, page = metadata.partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in header
+    assert page.startswith("# Specgate\n")
+    assert "| docs/install.md |" in page
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert [link for link in links if not link.startswith("https://")] == []

@@ -16,7 +16,8 @@ from tests.e2e.served import MODEL, ROOT, Served, environment
 pytestmark = pytest.mark.engine
 
 README = (ROOT / "README.md").read_text()
-CURLS = [block for block in documentation.blocks(README, "bash") if "curl" in block]
+PAGES = README + (ROOT / "docs/examples.md").read_text()
+CURLS = [block for block in documentation.blocks(PAGES, "bash") if "curl" in block]
 PYTHON = documentation.blocks(README, "python")
 API_CURLS = documentation.blocks((ROOT / "docs/api.md").read_text(), "sh")
 TIMEOUT_S = 240
@@ -53,7 +54,7 @@ def test_the_pages_have_examples_to_run() -> None:
 
 
 @pytest.mark.parametrize("block", CURLS, ids=range(len(CURLS)))
-def test_a_curl_of_the_readme(served: Served, curl_home: Path, block: str) -> None:
+def test_a_curl_of_the_readme_and_the_examples(served: Served, curl_home: Path, block: str) -> None:
     output = run(block, curl_home)
     if block.rstrip().endswith("/metrics"):
         assert "specgate_spec_decode_drafts_total{" in output

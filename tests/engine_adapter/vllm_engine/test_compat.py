@@ -149,10 +149,7 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
     }
     assert replacing == {
         "_get_actor_resource_kwargs",
-        "_get_model",
-        "_get_slot_mapping",
         "_make_model_runner",
-        "_raise_if_draft_tp_mismatch",
         "capture",
         "check_error",
         "compose_draft_hf_overrides",
@@ -161,7 +158,6 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
         "get_kv_cache_spec",
         "get_node_and_physical_gpu_ids",
         "init_cudagraph_manager",
-        "initialize_attn_backend",
         "propose",
         "take_draft_token_ids",
         "verify_equal_vocab_size_if_draft_model",
