@@ -104,8 +104,12 @@ def check(done: Trial, name: str) -> None:
 
 
 def limit_beside(alone: Trial) -> float:
-    """How long a small request may take beside a hostile body, in seconds."""
-    return 3 * alone.worst_s + MASKS_S
+    """How long a small request may take beside a hostile body, in seconds.
+
+    Three times as long as alone. Where it takes less than 0.15 s alone, as on an idle machine, the
+    masks of one format take longer than that.
+    """
+    return max(3 * alone.worst_s, alone.worst_s + MASKS_S)
 
 
 def test_small_requests_are_served_beside_each_hostile_body(
