@@ -19,6 +19,7 @@ HOOKS_OF_OURS = {
     "log_filters.silence_parser_lines",
     "log_filters.silence_rejected_tokens",
     "module_names.patch_cpu_runner",
+    "module_names.patch_graph_manager",
     "async_on_cpu.patch_async_scheduling",
     "module_names.patch_init_speculator",
     "module_names.patch_sampler",
