@@ -155,7 +155,9 @@ def put_on_the_device(monkeypatch: pytest.MonkeyPatch, device: PretendDevice) ->
         with_twins(module)
     buffers, runner = compat.v2_buffer_utils, compat.v2_model_runner
     monkeypatch.setattr(buffers, "UvaBuffer", _Uva)
-    for module in (buffers, runner):
+    # Each has the name from whichever came first, vLLM's own or its worker's for CPUs.
+    takers = compat.v2_penalties, compat.v2_prompt_logprob, compat.v2_structured_outputs
+    for module in (buffers, runner, *takers):
         monkeypatch.setattr(module, "async_tensor_h2d", _to_device)
     monkeypatch.setattr(CpuKernel, "_launch", _launch)
     for where in (torch, torch.cuda):
@@ -197,11 +199,11 @@ class _Uva:
 
 def _to_device(data: Any, device: Any = None, dtype: Any = None, out: Any = None) -> torch.Tensor:
     """vLLM's `async_tensor_h2d`: a copy from pinned memory."""
-    given = torch.as_tensor(data, dtype=dtype if out is None else out.dtype).pin_memory()
+    pinned = torch.as_tensor(data, dtype=dtype if out is None else out.dtype).pin_memory()
     if out is not None:
-        copied: torch.Tensor = out.copy_(given, non_blocking=True)
+        copied: torch.Tensor = out.copy_(pinned, non_blocking=True)
         return copied
-    return given.to(device, non_blocking=True)
+    return pinned.to(device, non_blocking=True)
 
 
 _run = CpuKernel._launch

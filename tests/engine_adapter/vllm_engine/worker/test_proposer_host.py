@@ -140,6 +140,6 @@ def test_on_a_cpu_a_later_load_needs_its_weights_only(loading: Any, tmp_path: Pa
 def test_every_draft_model_joins_a_dummy_run(harness: DispatchHarness) -> None:
     host = harness.dispatch.host
     calls: list[Any] = []
-    host.draft_models["d"].dummy_run = lambda *given: calls.append(given)  # type: ignore[method-assign]
-    host.dummy_run(16, True, False)
-    assert calls == [(16, True, False)]
+    host.draft_models["d"].dummy_run = lambda *pair: calls.append(pair)  # type: ignore[method-assign]
+    host.dummy_run(16, graphs=True)
+    assert calls == [(16, True)]
