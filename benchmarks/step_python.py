@@ -175,9 +175,9 @@ class _World:
         self.runner = _Runner("ngram" if method == NONE else method, rows)
         traits = SpecgateConfig(self.runner.drafter.host.specs).traits
         self._table = RowTable(Planner(traits, K), self.runner.max_model_len)
-        chosen = SpecMethod(method, 0 if method == NONE else K)
+        spec_method = SpecMethod(method, 0 if method == NONE else K)
         for name in self.runner.names:
-            self._table.admit(name, SpecDecodeParams(chosen, pinned=True), False)
+            self._table.admit(name, SpecDecodeParams(spec_method, pinned=True), False)
         fields = {"max_tokens": 10**6, "num_output_tokens": 5, "is_prefill_chunk": False}
         self._requests = {
             name: SimpleNamespace(num_tokens=0, **fields) for name in self.runner.names

@@ -12,12 +12,12 @@ from engine_adapter.vllm_engine import compat
 GATED_DELTA = "QwenGatedDeltaNetAttention"
 
 FOLLOWING = frozenset({"MambaMixer2", "ShortConv", GATED_DELTA})
-"""vLLM's classes of layers whose state follows rejected drafts, on a CPU."""
+"""vLLM's classes of layers whose state follows rejected drafts, as texts on a CPU show."""
 
 _REASONS = {
     "MambaMixer": "it never reads how many drafts were accepted",
-    "BailingMoELinearAttention": "it has no code for CPUs",
-    "OlmoHybridGatedDeltaNetAttention": "it has no code for CPUs",
+    "BailingMoELinearAttention": "it is not proven, since it has no code for CPUs",
+    "OlmoHybridGatedDeltaNetAttention": "it is not proven, since it has no code for CPUs",
 }
 
 

@@ -188,10 +188,10 @@ class Slots:
 
     def room(self, key: str | None) -> int:
         """The most slots that the next sequence of an API key may have now."""
-        held, limits = self._keys[key].held, self.limits
-        if not held or not limits.reserved or not self._is_shared():
+        num_held, limits = self._keys[key].held, self.limits
+        if not num_held or not limits.reserved or not self._is_shared():
             return self._free
-        return limits.rows - self.in_use - min(held, limits.reserved)
+        return limits.rows - self.in_use - min(num_held, limits.reserved)
 
     def place(self, demand: Demand) -> Place:
         """A place for a request that has arrived; `Place.leave` ends it."""

@@ -27,9 +27,9 @@ def test_a_name_without_a_spec_is_refused() -> None:
 def test_stock_vllm_is_a_side_only_of_methods_that_it_has() -> None:
     every = tuple(Side)
     assert supported_sides(every, None) == list(Side)
-    own = ["one", "all"]
-    assert supported_sides(every, NGRAM) == ["stock", *own]
-    assert supported_sides(every, HEADS) == supported_sides(every, CASCADE) == own
+    specgate = ["one", "all"]
+    assert supported_sides(every, NGRAM) == ["stock", *specgate]
+    assert supported_sides(every, HEADS) == supported_sides(every, CASCADE) == specgate
 
 
 @pytest.mark.parametrize(("version", "has_it"), [("0.32.0", True), ("0.33.0+cpu", False)])

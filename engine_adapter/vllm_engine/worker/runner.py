@@ -65,10 +65,8 @@ class RunnerHooks:
         input_batch: what dispatch reads of the live requests.
         requests: request id -> vLLM's `NewRequestData`, which has its sampling parameters.
         draft_noise: the noise with which drafts are sampled; once the target is loaded.
-        warms_up_drafts: whether a dummy run includes the draft models: while the engine starts.
     """
 
-    warms_up_drafts = True
     prompt_logprobs_worker: Any
     _step: StepState
 
@@ -143,18 +141,6 @@ class RunnerHooks:
             )
             reason += "models and heads cannot follow; choose another size"
             refuse("block_size", reason, host.progress)
-
-    def dummy_draft(self, num_tokens: int) -> None:
-        """Runs the draft models too, in a dummy run of the target with that many tokens."""
-        if self.warms_up_drafts:
-            self.drafter.host.dummy_run(num_tokens, graphs=False)
-
-    def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> Any:
-        """Holds the memory of sampled drafts meanwhile, so that vLLM does not give it to the KV."""
-        held = self.drafter.host.sampling_memory(len(hidden_states))
-        output = super()._dummy_sampler_run(hidden_states)
-        del held
-        return output
 
     # -- following the requests --------------------------------------------------------------
 

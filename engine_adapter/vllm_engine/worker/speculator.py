@@ -14,7 +14,8 @@ class PlannedSpeculator(compat.BaseSpeculator):
     """Takes the place of vLLM's speculator.
 
     Args:
-        runner: drafts for a step: see `RunnerHooks.draft` and `dummy_draft`, and `WarmUpHooks`.
+        runner: drafts for a step, and before the engine serves: see `RunnerHooks.draft` and
+            `WarmUpHooks`.
         capacity: the most drafts of a row.
 
     Attributes:

@@ -14,8 +14,13 @@ from engine_adapter.vllm_engine.patches.module_names import patch_graph_manager
 
 
 class WarmUpHooks:
-    """Mixed into a runner, before `RunnerHooks`."""
+    """Mixed into a runner, before `RunnerHooks`.
 
+    Attributes:
+        warms_up_drafts: whether a dummy run includes the draft models: while the engine starts.
+    """
+
+    warms_up_drafts = True
     drafter: Any
     device: torch.device
     compilation_config: Any
@@ -35,6 +40,18 @@ class WarmUpHooks:
             scheduler_output.specgate_quarantined = frozenset()
             scheduler_output.specgate_constraints = {}
         return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def dummy_draft(self, num_tokens: int) -> None:
+        """Runs the draft models too, in a dummy run of the target with that many tokens."""
+        if self.warms_up_drafts:
+            self.drafter.host.dummy_run(num_tokens, graphs=False)
+
+    def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> Any:
+        """Holds the memory of sampled drafts meanwhile, so that vLLM does not give it to the KV."""
+        memory = self.drafter.host.sampling_memory(len(hidden_states))
+        output = super()._dummy_sampler_run(hidden_states)
+        del memory
+        return output
 
     def prepare_draft_graphs(self, mode: Any) -> None:
         """Takes the mode of graphs that vLLM chose for the target; draft models have pieces."""

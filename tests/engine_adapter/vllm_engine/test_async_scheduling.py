@@ -59,16 +59,16 @@ async def test_two_steps_are_in_flight(overlapped: Live) -> None:
 async def test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
     overlapped: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    chosen = [list(CHOICES.items())[i % len(CHOICES)] for i in range(len(prompts))]
+    choices = [list(CHOICES.items())[i % len(CHOICES)] for i in range(len(prompts))]
     since = len(overlapped.recorder.steps)
     results = await asyncio.gather(
         *(
             generate(overlapped, prompt, greedy(40), pinned(*choice))
-            for prompt, choice in zip(prompts, chosen, strict=True)
+            for prompt, choice in zip(prompts, choices, strict=True)
         )
     )
     await stock.greedy(prompts, 40)
-    for prompt, (name, _), result in zip(prompts, chosen, results, strict=True):
+    for prompt, (name, _), result in zip(prompts, choices, results, strict=True):
         await stock.check(prompt, result.tokens)
         assert set(result.spec.by_proposer) <= {name}
         if name == "self":
@@ -104,8 +104,9 @@ async def test_fifty_switches_change_no_text(
 async def test_a_seeded_text_is_that_of_plain_decoding(
     overlapped: Live, prompts: list[Prompt], options: str
 ) -> None:
-    chosen = sampling.OPTIONS[options]
-    await sampling.test_a_seeded_text_is_that_of_plain_decoding(overlapped, prompts, chosen)
+    await sampling.test_a_seeded_text_is_that_of_plain_decoding(
+        overlapped, prompts, sampling.OPTIONS[options]
+    )
 
 
 async def test_drafts_follow_the_options_of_their_request(

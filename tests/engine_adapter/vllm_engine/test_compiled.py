@@ -3,7 +3,6 @@
 On a CPU, Inductor makes code of the target and of each draft model and head when the engine starts.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,9 +20,10 @@ from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.proposers.dflash_heads import dflash
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.mtp_targets import mimo, write_target
+from tests.engine_adapter.vllm_engine import test_async_scheduling as async_scheduling
 from tests.engine_adapter.vllm_engine import test_loading as loading
 from tests.engine_adapter.vllm_engine import test_switching as switching
-from tests.engine_adapter.vllm_engine.conftest import CHOICES, COMMON, PROPOSERS, TARGET, start
+from tests.engine_adapter.vllm_engine.conftest import COMMON, PROPOSERS, TARGET, start
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import same_drafts
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -96,22 +96,22 @@ def with_heads(root: Path) -> Family:
 @pytest.fixture(scope="module", params=[with_mtp, with_heads])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     """The families in turn."""
-    made: Family = request.param(tmp_path_factory.mktemp("compiled"))
-    return made
+    family: Family = request.param(tmp_path_factory.mktemp("compiled"))
+    return family
 
 
 def runs(
     engine: RecordedEngine, family: Family, prompts: list[Prompt]
 ) -> tuple[dict[str, RecordedRun], RecordedRun]:
     """A run with each method, and one that is switched from each to the next."""
-    made = {}
+    by_method = {}
     for name, method in family.methods.items():
         engine.reset_prefix_cache()
-        made[name] = engine.run([RecordedRequest(prompt, 40, method) for prompt in prompts])
+        by_method[name] = engine.run([RecordedRequest(prompt, 40, method) for prompt in prompts])
     engine.reset_prefix_cache()
     switches = {4 * i: method for i, method in enumerate(family.methods.values())}
     requests = [RecordedRequest(prompt, 40, PLAIN) for prompt in prompts]
-    return made, engine.run(requests, switches)
+    return by_method, engine.run(requests, switches)
 
 
 def num_compiled() -> int:
@@ -136,6 +136,7 @@ async def test_texts_and_drafts_are_those_of_the_eager_engine(
         assert engine.call(num_compiled) == count, "nothing is compiled while it serves"
     finally:
         engine.stop()
+    assert switched.outputs == want[NONE].outputs
     for name, run in got.items():
         assert run.outputs == want[NONE].outputs
         if name != NONE:
@@ -154,22 +155,9 @@ async def compiled() -> AsyncIterator[Live]:
 async def test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
     compiled: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    chosen = [list(CHOICES.items())[i % len(CHOICES)] for i in range(len(prompts))]
-    since = len(compiled.recorder.steps)
-    results = await asyncio.gather(
-        *(
-            generate(compiled, prompt, greedy(40), pinned(*choice))
-            for prompt, choice in zip(prompts, chosen, strict=True)
-        )
+    await async_scheduling.test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
+        compiled, stock, prompts
     )
-    await stock.greedy(prompts, 40)
-    for prompt, (name, _), result in zip(prompts, chosen, results, strict=True):
-        await stock.check(prompt, result.tokens)
-        if name == "self":
-            counts = result.counts(name)
-            assert counts.accepted == counts.drafted > 0
-    totals = compiled.recorder.totals(since)
-    assert all(totals[name].accepted > 0 for name in CHOICES if name != NONE)
 
 
 async def test_switches_change_no_text(compiled: Live, stock: Stock, prompts: list[Prompt]) -> None:

@@ -34,6 +34,9 @@ class _Head(LoadedModel):
 
         MTP layers always do, since their checkpoint is the target's. The layers of a target with
         LoRA adapters are taken without them.
+
+        Raises:
+            ValueError: neither the checkpoint nor the target has embeddings.
         """
         get_text_model = getattr(target, "get_language_model", None)
         text_model: Any = target if get_text_model is None else get_text_model()
@@ -41,7 +44,10 @@ class _Head(LoadedModel):
         embeddings = _base(getattr(inner, "embed_tokens", getattr(inner, "embedding", None)))
         output = _base(getattr(text_model, "lm_head", None))
         shared = []
-        if embeddings is not None and self._lacks("embed_tokens", head, embeddings):
+        if embeddings is None:
+            if not getattr(self.model, "has_own_embed_tokens", False):
+                raise ValueError("neither its checkpoint nor the target has embeddings of tokens")
+        elif self._lacks("embed_tokens", head, embeddings):
             head.embed_tokens = embeddings
             shared.append(embeddings)
         if output is not None and self._lacks("lm_head", self.model, output):
@@ -63,16 +69,15 @@ class _Head(LoadedModel):
         has_own = getattr(self.model, f"has_own_{name}", None)
         if has_own is None:  # MTP layers
             return True
-        own, theirs = (
-            getattr(each, "weight", None) for each in (getattr(holder, name, None), layer)
-        )
-        if not isinstance(own, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+        weight = getattr(getattr(holder, name, None), "weight", None)
+        of_target = getattr(layer, "weight", None)
+        if not isinstance(weight, torch.Tensor) or not isinstance(of_target, torch.Tensor):
             return not has_own
         if not has_own:
             # An EAGLE head reads embeddings of its own width.
-            return name != "embed_tokens" or own.shape[-1] == theirs.shape[-1]
+            return name != "embed_tokens" or weight.shape[-1] == of_target.shape[-1]
         # Compared on the host: on the device it would take as much memory again.
-        return own.shape == theirs.shape and torch.equal(own.cpu(), theirs.cpu())
+        return weight.shape == of_target.shape and torch.equal(weight.cpu(), of_target.cpu())
 
     def _share_indices(self, target: torch.nn.Module) -> None:
         """Gives layers of sparse attention the target's buffer of the tokens that they read."""

@@ -258,7 +258,7 @@ class DeviceSteps(RunnerHooks, DeviceRunner):
         new = self._starting
         if new:
             places: dict[str, list[int]] = {}
-            scheduled = {one.req_id: one.prompt_len for one in new}
+            scheduled = {request.req_id: request.prompt_len for request in new}
         else:
             late = [[-1] * K if self._method != NONE else [] for _ in self._names]
             by_row = late if self._late else self.drafts

@@ -22,12 +22,28 @@ class Base:
         host = SimpleNamespace(
             draft_models={"draft": model},
             dummy_run=lambda tokens, graphs: self.calls.append((tokens, graphs)),
+            sampling_memory=lambda rows: Memory(self.reserved, rows),
         )
+        self.reserved: list[str] = []
         self.drafter = SimpleNamespace(host=host)
         self.compilation_config = SimpleNamespace(cudagraph_capture_sizes=[1, 4])
 
     def execute_model(self, scheduler_output: Any) -> Any:
         return scheduler_output.specgate_plan
+
+    def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> Any:
+        return list(self.reserved)
+
+
+class Memory:
+    """Noted while it exists."""
+
+    def __init__(self, reserved: list[str], rows: int) -> None:
+        self._reserved = reserved
+        reserved.append(f"{rows} rows")
+
+    def __del__(self) -> None:
+        self._reserved.clear()
 
 
 class Runner(WarmUpHooks, Base):
@@ -49,13 +65,41 @@ def test_drafts_are_captured_if_the_target_has_graphs_of_pieces(
         yield
 
     monkeypatch.setattr(compat.parallel_state, "graph_capture", graph_capture)
-    chosen = compat.CUDAGraphMode[mode]
+    graph_mode = compat.CUDAGraphMode[mode]
     speculator = PlannedSpeculator(runner, 3)
-    speculator.init_cudagraph_manager(chosen)
+    speculator.init_cudagraph_manager(graph_mode)
     speculator.capture()
     each = [(size, graphs) for size in (4, 1) for graphs in (False, True)]
-    assert runner.calls == [chosen, *(each if captured else ())]
+    assert runner.calls == [graph_mode, *(each if captured else ())]
     assert scopes == ([runner.device] if captured else [])
+
+
+@pytest.mark.needs_vllm
+def test_drafts_join_a_dummy_run_until_the_engine_has_started() -> None:
+    from engine_adapter.vllm_engine.worker.speculator import PlannedSpeculator
+
+    runner: Any = Runner()
+
+    def dummy_run() -> Any:
+        nothing: Any = None
+        return PlannedSpeculator(runner, 3).propose(
+            SimpleNamespace(num_tokens=16, num_reqs=2),
+            *(nothing, nothing, nothing, nothing),
+            torch.ones(2, dtype=torch.int32),
+            dummy_run=True,
+        )
+
+    assert dummy_run().tolist() == [[0] * 3] * 2
+    assert runner.calls == [(16, False)]
+    runner.warms_up_drafts = False
+    dummy_run()
+    assert len(runner.calls) == 1
+
+
+def test_the_memory_of_sampled_drafts_is_held_while_the_sampler_is_measured() -> None:
+    runner: Any = Runner()
+    assert runner._dummy_sampler_run(torch.zeros(7, 2)) == ["7 rows"]
+    assert runner.reserved == []
 
 
 def test_a_step_of_vllms_own_has_an_empty_plan() -> None:

@@ -62,5 +62,5 @@ def test_a_row_without_a_seed_samples_with_new_noise_beside_one_with_a_seed() ->
 
 def test_a_token_that_is_not_possible_is_never_sampled() -> None:
     logits = torch.tensor([0.0, float("-inf"), 1.0]).expand(5_000, 3)
-    drawn = DraftNoise(sampler_of(3, [])).sample(logits, [None] * 5_000, np.ones(5_000, int))
-    assert set(drawn.tolist()) == {0, 2}
+    tokens = DraftNoise(sampler_of(3, [])).sample(logits, [None] * 5_000, np.ones(5_000, int))
+    assert set(tokens.tolist()) == {0, 2}

@@ -84,7 +84,7 @@ def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
     for draw in range(20):
         logits = torch.randn(3, V, generator=torch.Generator().manual_seed(draw))
         tokens, _ = drafting.draw(logits, np.arange(3), depth)
-        wanted, _ = target.sample(
+        of_target, _ = target.sample(
             logits,
             torch.from_numpy(rows),
             torch.from_numpy(rows),
@@ -94,7 +94,7 @@ def test_a_seeded_row_samples_with_the_noise_of_the_target() -> None:
             torch.zeros(3, dtype=torch.int32),
             np.full(3, 30),
         )
-        assert tokens.tolist() == wanted.tolist()
+        assert tokens.tolist() == of_target.tolist()
         others += int((tokens != drafting.draw(logits, np.arange(3), depth + 1)[0]).sum())
     assert others > 10
 

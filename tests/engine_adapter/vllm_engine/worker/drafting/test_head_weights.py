@@ -51,25 +51,25 @@ class Model(torch.nn.Module):
 
     Args:
         width: of its embeddings.
-        own: whether the checkpoint has embeddings and an output layer; `None` for MTP layers,
+        has_own: whether the checkpoint has embeddings and an output layer; `None` for MTP layers,
             whose one layer has an output layer, too.
     """
 
     model: Any
     lm_head: Any
 
-    def __init__(self, *, width: int = 4, own: bool | None = None) -> None:
+    def __init__(self, *, width: int = 4, has_own: bool | None = None) -> None:
         super().__init__()
         self.model = torch.nn.Module()
         self.model.embed_tokens = torch.nn.Embedding(8, width)
         self.model.layers = torch.nn.ModuleList([torch.nn.Module()])
         self.lm_head = torch.nn.Linear(width, 8, bias=False)
-        if own is None:
+        if has_own is None:
             layer = self.model.layers[0]
             layer.shared_head = torch.nn.Module()
             layer.shared_head.head = torch.nn.Linear(width, 8, bias=False)
         else:
-            self.has_own_embed_tokens = self.has_own_lm_head = own
+            self.has_own_embed_tokens = self.has_own_lm_head = has_own
 
 
 def shared(head: Model, target: Model) -> tuple[set[str], set[str]]:
@@ -83,7 +83,7 @@ def shared(head: Model, target: Model) -> tuple[set[str], set[str]]:
         "embeddings": (head.model.embed_tokens, target.model.embed_tokens),
         "output": (head.lm_head, target.lm_head),
     }
-    taken = {name for name, (own, theirs) in pairs.items() if own is theirs}
+    taken = {name for name, (layer, of_target) in pairs.items() if layer is of_target}
     return taken, set(made._sizes)
 
 
@@ -91,11 +91,19 @@ BOTH = {"model.embed_tokens.weight", "lm_head.weight"}
 
 
 def test_a_head_takes_what_its_checkpoint_lacks() -> None:
-    assert shared(Model(own=False), Model()) == ({"embeddings", "output"}, set())
+    assert shared(Model(has_own=False), Model()) == ({"embeddings", "output"}, set())
+
+
+@pytest.mark.parametrize("has_own", [False, None])
+def test_without_any_embeddings_the_head_is_refused(has_own: bool | None) -> None:
+    target = Model()
+    del target.model.embed_tokens
+    with pytest.raises(ValueError, match="neither its checkpoint nor the target has embeddings"):
+        shared(Model(has_own=has_own), target)
 
 
 def test_a_head_keeps_layers_of_its_own_but_equal_ones() -> None:
-    head, target = Model(own=True), Model()
+    head, target = Model(has_own=True), Model()
     assert shared(head, target) == (set(), BOTH)
     with torch.no_grad():
         head.lm_head.weight.copy_(target.lm_head.weight)
@@ -103,7 +111,7 @@ def test_a_head_keeps_layers_of_its_own_but_equal_ones() -> None:
 
 
 def test_a_head_of_another_width_keeps_its_embeddings() -> None:
-    taken = shared(Model(own=False), Model(width=6))
+    taken = shared(Model(has_own=False), Model(width=6))
     assert taken == ({"output"}, {"model.embed_tokens.weight"})
 
 
@@ -114,7 +122,7 @@ def test_mtp_layers_take_both_in_every_place() -> None:
 
 
 def test_a_layer_of_the_target_with_adapters_is_taken_without_them() -> None:
-    target, head = Model(), Model(own=False)
+    target, head = Model(), Model(has_own=False)
     plain = target.lm_head
     target.lm_head = torch.nn.Module()
     target.lm_head.base_layer = plain
