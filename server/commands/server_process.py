@@ -122,6 +122,8 @@ def print_start_error(error: Exception, settings: Settings) -> int:
     if isinstance(error, EngineConfigError):
         if error.setting in Settings.model_fields:
             print_error(f"{settings.written(error.setting)}: {error.message}")
+        elif error.setting.isupper():  # a variable that vLLM reads
+            print_error(str(error))
         else:
             print_error(f"{settings.written('engine_args')}: {error}")
         return BAD_SETTING

@@ -4,8 +4,12 @@ import gc
 import socket
 from typing import Any, cast
 
+import pytest
+
+from engine_adapter.errors import EngineConfigError
 from engine_adapter.types import EngineInfo
-from server.commands.server_process import ServerProcess
+from server.commands import BAD_SETTING
+from server.commands.server_process import ServerProcess, print_start_error
 from server.control.audit import Audit
 from server.settings import Settings
 
@@ -30,3 +34,19 @@ def test_what_the_start_has_made_is_not_collected_again() -> None:
             gc.unfreeze()
             gc.set_threshold(*before)
         assert display.port == listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("some_argument", "specgate: error: --engine-args: some_argument: must be 32"),
+        ("VLLM_VARIABLE", "specgate: error: VLLM_VARIABLE: must be 32"),
+        ("max_num_seqs", "specgate: error: --max-num-seqs: must be 32"),
+    ],
+)
+def test_a_refused_setting_has_the_name_that_the_user_gave_it(
+    setting: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = EngineConfigError(setting, "must be 32")
+    assert print_start_error(error, Settings(engine="fake")) == BAD_SETTING
+    assert capsys.readouterr().err.strip() == line
