@@ -46,7 +46,8 @@ test-newest: $(NEWEST)/.made  ## Runs a part of the engine's tests on the newest
 	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(NEWEST_TESTS))
 
 ASYNC_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py hazards.py faults.py sampling.py \
-	statistics.py structured_output.py prediction.py loading.py confidence_gate.py)
+	statistics.py structured_output.py prediction.py loading.py confidence_gate.py) \
+	$(ENGINE_TESTS)/worker/drafting/test_tensor_parallel.py
 
 test-async: $(VENV)/.test  ## Runs tests of the engine with asynchronous scheduling.
 	ASYNC_SCHEDULING=1 $(BIN)/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(ASYNC_TESTS))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ FLAGS = (
     *("--proposer", json.dumps({"name": "ngram", "num_speculative_tokens": 4})),
     *("--proposer", json.dumps({"name": "suffix", "num_speculative_tokens": 4})),
     *("--engine-restart-delay-s", "0.5"),
+    *("--engine-args", json.dumps({"async_scheduling": bool(os.environ.get("ASYNC_SCHEDULING"))})),
 )
 LATE = {"name": "late", "method": "ngram", "num_speculative_tokens": 2}
 """A proposer that is loaded while one engine is dead."""

@@ -29,23 +29,14 @@ def scheduling(arguments: Mapping[str, Any]) -> str:
 
 
 def is_async(arguments: Mapping[str, Any]) -> bool:
-    """Whether steps are scheduled asynchronously: by default on a GPU with one rank, as in vLLM.
+    """Whether steps are scheduled asynchronously: by default on a GPU, as in vLLM.
 
     On a CPU nothing runs beside the main thread, so there it must be asked for.
 
     Args:
         arguments: vLLM's engine arguments, as the user gives them.
-
-    Raises:
-        EngineConfigError: they are to be, with several ranks or engines.
     """
     value = arguments.get("async_scheduling")
-    for name, plural in (("tensor_parallel_size", "ranks"), ("data_parallel_size", "engines")):
-        if int(arguments.get(name) or 1) > 1:
-            if value:
-                reason = f"is not proven with several {plural}; leave it out"
-                raise EngineConfigError("async_scheduling", reason)
-            return False
     return not compat.current_platform.is_cpu() if value is None else bool(value)
 
 

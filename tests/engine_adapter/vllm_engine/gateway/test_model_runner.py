@@ -26,14 +26,6 @@ def test_v1_is_refused(value: str) -> None:
     assert refused.value.setting == "VLLM_USE_V2_MODEL_RUNNER"
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "data_parallel_size"])
-def test_several_ranks_or_engines_cannot_schedule_asynchronously(name: str) -> None:
-    assert not model_runner.is_async({name: 2})
-    with pytest.raises(EngineConfigError, match=r"not proven with several") as refused:
-        model_runner.is_async({"async_scheduling": True, name: 2})
-    assert refused.value.setting == "async_scheduling"
-
-
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_without_a_setting_steps_are_asynchronous_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, on_cpu: bool
