@@ -1,4 +1,4 @@
-"""Copies arrays from the CPU to the device without waiting for it, and joins what is there.
+"""Copies between the CPU and the device that wait for neither, and joins what is there.
 
 A copy from ordinary memory waits until the device has done all the work that it was given before. A
 copy from pinned memory takes its place in that work, and the CPU continues. Each copy has a cost of
@@ -40,6 +40,30 @@ def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Ten
         .view(array.shape)
         for array, start in zip(arrays, starts.tolist(), strict=False)
     ]
+
+
+class HostCopy:
+    """Copies of tensors that are on their way to the CPU, while the device and the CPU work on.
+
+    Args:
+        tensors: on one device; they must not change before the copies are there. On the CPU
+            nothing is copied.
+    """
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        device = tensors[0].device
+        self._copies, self._ready = tensors, None
+        if device.type != "cpu":
+            self._copies = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
+            self._ready = torch.Event(device)
+            self._ready.record()
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """The copies. The first call waits until the device has come to them."""
+        if self._ready is not None:
+            self._ready.synchronize()
+            self._ready = None
+        return [copy.numpy() for copy in self._copies]
 
 
 def fill(there: torch.Tensor, given: torch.Tensor) -> None:

@@ -122,12 +122,12 @@ class DraftBatch:
         return opened is not None and not opened.any()
 
     def truncate(
-        self, tokens: Sequence[list[int]], probabilities: Sequence[Any] | None = None
+        self, tokens: Sequence[Sequence[int]], probabilities: Sequence[Any] | None = None
     ) -> "Drafts":
         """The drafts of the R rows, each truncated to its row's k.
 
         Args:
-            tokens: R lists of token ids.
+            tokens: R lists of token ids, or rows of a `DraftTable`.
             probabilities: the distributions that they were drawn from, R tensors
                 [len(tokens[i]), V]; `None` if they are one-hot.
         """
@@ -161,8 +161,8 @@ class Drafts:
     """The drafts of a proposer in one step.
 
     Attributes:
-        tokens: R lists of token ids. The i-th holds at most `batch.k[i]`; it is empty if the
-            proposer has no draft for the row.
+        tokens: R lists of token ids, or of a model rows of a `DraftTable`. The i-th holds at most
+            `batch.k[i]`; it is empty if the proposer has no draft for the row.
         probabilities: the distributions that sampled drafts were drawn from: R tensors, the i-th
             float32 [len(tokens[i]), V], or `None` for a one-hot row. `None` if all rows are
             one-hot.

@@ -9,13 +9,10 @@ of a load. Worker to scheduler: `DraftReport`; the scheduler reads that of rank 
 import hashlib
 import json
 from collections import UserDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from engine_adapter.config import DEFAULT_GRAMMAR_BYTES
 from engine_adapter.counts import (
@@ -200,6 +197,7 @@ class DraftReport:
         dropped: requests whose first draft the plan dropped.
         fates: drafts whose fate the step decided without verification: shadows and dropped ones.
         constraint_times: request id -> CPU seconds of its constraint's matcher, and its calls.
+        unread: what `complete` calls.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -213,20 +211,28 @@ class DraftReport:
     dropped: list[str] = field(default_factory=list)
     fates: list[DraftFate] = field(default_factory=list)
     constraint_times: dict[str, tuple[float, int]] = field(default_factory=dict)
+    unread: list[Callable[[], None]] = field(default_factory=list)
 
-    def add_drafts(self, name: str, seconds: float, tokens: int, catchup: int) -> None:
+    def complete(self) -> None:
+        """Takes what only the device can tell; once the step's outputs are there nothing waits."""
+        for read in self.unread:
+            read()
+        self.unread.clear()
+
+    def __getstate__(self) -> object:
+        """For another process, which has no device: all is read."""
+        self.complete()
+        return object.__getstate__(self)
+
+    def add_drafts(self, name: str, tokens: int, catchup: int) -> None:
         """Counts the drafts that a proposer made for the next step."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.proposed[name] = self.proposed.get(name, 0) + tokens
         if catchup:
             self.catchup[name] = self.catchup.get(name, 0) + catchup
 
-    def add_work(
-        self, name: str, seconds: float, k: npt.NDArray[np.int64], tokens: int, catchup: int
-    ) -> None:
-        """Notes a call of a proposer; `k`: of its rows, int64 [R]."""
-        work = DraftTime(seconds, len(k), int(k.max(initial=0)), tokens, catchup)
-        self.work.append((name, work))
+    def add_seconds(self, name: str, seconds: float) -> None:
+        """Adds time that was spent in a proposer."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
 
 # -- engine to gateway -----------------------------------------------------------------------

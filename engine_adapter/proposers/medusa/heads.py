@@ -8,6 +8,7 @@ from torch.nn import functional
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError
 from engine_adapter.proposers.contract import Target
+from engine_adapter.proposers.draft_table import DraftTable
 from engine_adapter.proposers.medusa.layout import Layout
 from engine_adapter.staging import fill
 
@@ -77,12 +78,13 @@ class MedusaHeads:
             tokens = logits.argmax(-1).view(heads, -1).T
             if self._token_map is not None:
                 tokens = self._token_map[tokens]
-            return batch.truncate(tokens.tolist())
+            return batch.truncate(DraftTable(tokens).rows())
         by_head = self._expand_to_vocabulary(logits).view(heads, len(batch.rows), -1)
         drawn, probabilities = zip(*map(batch.draw, by_head, range(heads)), strict=True)
         sampled = probabilities[0] is not None
         return batch.truncate(
-            torch.stack(drawn, 1).tolist(), list(torch.stack(probabilities, 1)) if sampled else None
+            DraftTable(torch.stack(drawn, 1)).rows(),
+            list(torch.stack(probabilities, 1)) if sampled else None,
         )
 
     def forget(self, request_ids: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import Target
+from engine_adapter.proposers.draft_table import DraftTable
 from engine_adapter.proposers.mlp_speculator.layout import Layout
 from engine_adapter.staging import fill, to_device
 
@@ -80,7 +81,8 @@ class MlpSpeculator:
                 break
         sampled = probabilities[0] is not None
         return batch.truncate(
-            torch.stack(chain, 1).tolist(), list(torch.stack(probabilities, 1)) if sampled else None
+            DraftTable(torch.stack(chain, 1)).rows(),
+            list(torch.stack(probabilities, 1)) if sampled else None,
         )
 
     def forget(self, request_ids: Sequence[str]) -> None:

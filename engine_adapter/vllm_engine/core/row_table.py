@@ -238,6 +238,7 @@ class RowTable:
         self._tally = StepTally(drafting=drafting or DraftReport())
         self._emitted = 0
         if drafting is not None:
+            drafting.complete()
             self._take_report(drafting, step.reported)
         if self._drafts_late:
             for request_id in [r for r, draft in step.verified.items() if not draft.drafted]:

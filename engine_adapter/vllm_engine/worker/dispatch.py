@@ -5,10 +5,11 @@ The tokens of the step are on the CPU when it is called.
 Under tensor parallelism every rank drafts the same rows, and the scheduler takes rank 0's drafts.
 Ranks stay together because the plan and the quarantined proposers come from the scheduler, and
 because a proposer's drafts and its failures depend only on its batch.
+
+Long because each call of a proposer, its time and its faults have one way.
 """
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -17,13 +18,21 @@ import numpy as np
 import torch
 
 from engine_adapter.policies.contract import StepPlan
+from engine_adapter.policies.proposers import DraftTime
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport, without_kv
 from engine_adapter.vllm_engine.worker.cuts import cut_drafts
 from engine_adapter.vllm_engine.worker.draft_batches import DraftBatchBuilder
-from engine_adapter.vllm_engine.worker.draft_validation import describe_error, validate_drafts
+from engine_adapter.vllm_engine.worker.draft_clock import DraftClock
+from engine_adapter.vllm_engine.worker.draft_validation import (
+    BadDrafts,
+    describe_error,
+    repair_distributions,
+    require_distributions,
+    validate_drafts,
+)
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import SampledDraftStore
 from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
 from engine_adapter.vllm_engine.worker.shadows import ShadowDrafts
@@ -139,7 +148,9 @@ class ProposerDispatch:
 
     # -- drafting ----------------------------------------------------------------------------
 
-    def propose(self, plan: StepPlan, step: TargetStep) -> tuple[list[list[int]], DraftReport]:
+    def propose(
+        self, plan: StepPlan, step: TargetStep
+    ) -> tuple[Sequence[Sequence[int]], DraftReport]:
         """Drafts for the rows of the plan, after a step of the target.
 
         Args:
@@ -147,7 +158,7 @@ class ProposerDispatch:
             step: what the target did in this step.
 
         Returns:
-            The drafts of each row of the batch, `[]` for a row without; and the report.
+            The drafts of each row of the batch, empty for a row without; and the report.
         """
         report = self._report = DraftReport()
         merged = DraftCollector(len(step.sampled))
@@ -161,7 +172,7 @@ class ProposerDispatch:
             self._fall_back(plan.fallbacks, step, merged)
         self._draft_shadows(plan.shadows, step)
         report.constraint_times = self.host.constraints.take_times()
-        return [list(tokens) for tokens in merged.collect().tokens], report
+        return merged.collect().tokens, report
 
     def _asked(self, plan: StepPlan) -> Mapping[str, SpecMethod]:
         """What each row's first proposer is asked for: its whole k if the plan cuts its draft."""
@@ -186,19 +197,24 @@ class ProposerDispatch:
 
     def _measured(self, name: str, batch: DraftBatch) -> Drafts:
         """A proposer's drafts for the next step; the report counts them."""
-        drafts, seconds = self._timed(name, batch)
-        self._report.add_drafts(name, seconds, sum(map(len, drafts.tokens)), drafts.catchup_tokens)
+        drafts, clock = self._timed(name, batch)
+        report, tokens = self._report, sum(map(len, drafts.tokens))
+        report.add_drafts(name, tokens, drafts.catchup_tokens)
+        report.unread.append(lambda: report.add_seconds(name, clock.read_s()))
         return drafts
 
-    def _timed(self, name: str, batch: DraftBatch) -> tuple[Drafts, float]:
-        """A proposer's drafts, and the seconds that they took; the report has the work."""
-        began = time.perf_counter()
+    def _timed(self, name: str, batch: DraftBatch) -> tuple[Drafts, DraftClock]:
+        """A proposer's drafts, and the time that they take; the report gets the work."""
+        clock = DraftClock(self._runner.device)
         drafts = self.draft(name, batch)
-        seconds = time.perf_counter() - began
+        clock.stop()
         if name not in self._quarantined:  # the time of a call that was not made says nothing
-            tokens = sum(map(len, drafts.tokens))
-            self._report.add_work(name, seconds, batch.k, tokens, drafts.catchup_tokens)
-        return drafts, seconds
+            report, caught_up = self._report, drafts.catchup_tokens
+            size = len(batch.k), int(batch.k.max(initial=0)), sum(map(len, drafts.tokens))
+            report.unread.append(
+                lambda: report.work.append((name, DraftTime(clock.read_s(), *size, caught_up)))
+            )
+        return drafts, clock
 
     def _compare_shadows(self) -> None:
         """Compares the shadow drafts that wait with the rows' tokens."""
@@ -271,15 +287,31 @@ class ProposerDispatch:
             batch = self.sampled_drafts.with_sampler(name, batch, greedy=self._in_shadow)
             drafts = self.host.proposers[name].propose(batch)
             drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
+            self._check_distributions(name, drafts)
             drafts = self.sampled_drafts.cut(batch, drafts)
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            self._record_fault(name, error)
+            self._record_fault(name, error, self._report)
             return nothing
         if not self._in_shadow:
             self.sampled_drafts.store(name, batch, drafts)
         return drafts
+
+    def _check_distributions(self, name: str, drafts: Drafts) -> None:
+        """Raises `BadDrafts` for wrong distributions; on a device the report gets the fault."""
+        report, are_valid = self._report, repair_distributions(drafts)
+        if self._runner.device.type == "cpu":
+            require_distributions(are_valid)
+            return
+
+        def check() -> None:
+            try:
+                require_distributions(are_valid)
+            except BadDrafts as error:
+                self._record_fault(name, error, report)
+
+        report.unread.append(check)
 
     def _context_length(self, name: str) -> int:
         """How many positions both the engine and the proposer can hold."""
@@ -287,9 +319,9 @@ class ProposerDispatch:
         model = self.host.draft_models.get(name)
         return min(limit, model.max_model_len) if model else limit
 
-    def _record_fault(self, name: str, error: Exception) -> None:
+    def _record_fault(self, name: str, error: Exception, report: DraftReport) -> None:
         """Reports a fault. A fault that repeats is logged once."""
-        fault = self._report.faults[name] = describe_error(error)
+        fault = report.faults[name] = describe_error(error)
         if self._last_fault.get(name) != fault:
             self._last_fault[name] = fault
             log.error("proposer %s failed: its rows get no drafts", name, exc_info=error)

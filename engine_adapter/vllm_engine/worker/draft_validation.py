@@ -2,7 +2,9 @@
 
 A fault is an exception or an invalid result: wrong number of rows, too many tokens, token ids
 outside the vocabulary, or rows that are not probability distributions. The proposer's rows then
-get no drafts in that step. A proposer that fails repeatedly is quarantined (`core.quarantine`).
+get no drafts in that step. On a device, where to read a distribution would be a wait, its fault is
+reported with the step's outputs. A proposer that fails repeatedly is quarantined
+(`core.quarantine`).
 
 The scheduler decides on quarantine, so that all ranks follow from the same step on. It counts the
 faults of rank 0 only, whose drafts are used; a fault on another rank is logged there. Two faults
@@ -22,7 +24,8 @@ import numpy.typing as npt
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.staging import joined
+from engine_adapter.proposers.draft_table import DraftRow, on_device
+from engine_adapter.staging import HostCopy, joined
 
 _MAX_DESCRIPTION = 300
 _SUM_TOLERANCE = 1e-3
@@ -49,11 +52,44 @@ def validate_drafts(drafts: object, batch: DraftBatch, vocab_size: int) -> Draft
     if (sizes > batch.k).any():
         i = int((sizes - batch.k).argmax())
         raise BadDrafts(f"drafted {sizes[i]} tokens for a row with k = {batch.k[i]}")
-    rows = _validate_ids(drafts.tokens, sizes, vocab_size)
+    rows = _validate_ids(drafts.tokens, vocab_size)
     probabilities = drafts.probabilities
     if probabilities is not None:
         probabilities = _validate_probabilities(probabilities, sizes, vocab_size)
     return Drafts(rows, probabilities, drafts.catchup_tokens)
+
+
+def repair_distributions(drafts: Drafts) -> HostCopy | None:
+    """Makes what is no distribution one that is certain of its token, in place.
+
+    So the text stays the target's: a draft that does not depend on the noise of its verification
+    is verified exactly if it is called certain, whatever drew it. And nobody need wait to hear
+    whether a model has drafted from logits that are no numbers.
+
+    Args:
+        drafts: those of `validate_drafts`, whose distributions follow each other in memory.
+
+    Returns:
+        One bool: all were distributions. `None` if there are none.
+    """
+    pairs = zip(drafts.tokens, drafts.probabilities or (), strict=False)
+    rows = [(tokens, q) for tokens, q in pairs if q is not None and len(q)]
+    if not rows:
+        return None
+    together = joined([q for _, q in rows])
+    sums_to_one = (together.sum(dim=-1) - 1).abs() < _SUM_TOLERANCE
+    is_valid = sums_to_one & (together >= 0).all(dim=-1)
+    is_wrong = ~is_valid[:, None]
+    tokens = torch.cat([on_device(tokens, together.device) for tokens, _ in rows])
+    together.masked_fill_(is_wrong, 0.0)
+    together.scatter_add_(1, tokens[:, None], is_wrong.float())
+    return HostCopy(is_valid.all())
+
+
+def require_distributions(are_valid: HostCopy | None) -> None:
+    """Raises `BadDrafts` if `repair_distributions` had to change one; waits for its result."""
+    if are_valid is not None and not are_valid.arrays()[0]:
+        raise BadDrafts("probabilities must be at least 0 and sum to 1")
 
 
 def describe_error(error: Exception) -> str:
@@ -67,10 +103,9 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:_MAX_DESCRIPTION]
 
 
-def _validate_ids(
-    tokens: Sequence[Sequence[Any]], sizes: npt.NDArray[np.int64], vocab_size: int
-) -> Sequence[Sequence[int]]:
-    flat = list(chain.from_iterable(tokens))
+def _validate_ids(tokens: Sequence[Sequence[Any]], vocab_size: int) -> Sequence[Sequence[int]]:
+    # A model's are drawn from logits over the vocabulary, and to read them would wait for them.
+    flat = list(chain.from_iterable([row for row in tokens if type(row) is not DraftRow]))
     if not flat:
         return tokens
     if set(map(type, flat)) == {int}:
@@ -80,8 +115,7 @@ def _validate_ids(
     if ids.dtype.kind not in "iu":
         raise BadDrafts(f"token ids must be integers, not {ids.dtype}")
     _check_range(ids.min(), ids.max(), vocab_size)
-    plain, ends = ids.tolist(), sizes.cumsum()
-    return [plain[a:b] for a, b in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
+    return [row if type(row) is DraftRow else [*map(int, row)] for row in tokens]
 
 
 def _check_range(least: Any, most: Any, vocab_size: int) -> None:
@@ -106,9 +140,5 @@ def _validate_probabilities(
             present.append(row)
     if not present:
         return list(probabilities)
-    together = joined(present)
-    sums_to_one = ((together.sum(dim=-1) - 1).abs() < _SUM_TOLERANCE).all()
-    if not bool(sums_to_one & (together >= 0).all()):
-        raise BadDrafts("probabilities must be at least 0 and sum to 1")
-    parts = iter(torch.split(together, [len(row) for row in present]))
+    parts = iter(torch.split(joined(present), [len(row) for row in present]))
     return [None if row is None else next(parts) for row in probabilities]

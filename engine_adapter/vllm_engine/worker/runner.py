@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch
+from engine_adapter.staging import HostCopy
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_init_speculator, patch_sampler
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
@@ -219,7 +220,7 @@ class RunnerHooks:
             num_sampled: int32 [R], how many tokens each row has emitted.
 
         Returns:
-            int64 [R, capacity]; 0, a valid token, where a row has no draft.
+            int64 [R, capacity]; any valid token where a row has no draft.
         """
         total = input_batch.num_tokens
         aux = [states[:total] for states in auxiliary or ()]
@@ -227,7 +228,7 @@ class RunnerHooks:
         step = self._step
         assert step.emitted is not None
         return self._drafts.after(
-            VerifiedStep(step.scheduled, input_batch, step.emitted, num_sampled, hidden)
+            VerifiedStep(step.scheduled, input_batch, HostCopy(step.emitted, num_sampled), hidden)
         )
 
     def row_options(self, batch: DraftBatch, *, samples: bool) -> RowOptions:

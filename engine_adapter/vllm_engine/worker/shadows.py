@@ -20,7 +20,7 @@ class _Waiting:
 
     start: int
     asked: int
-    tokens: npt.NDArray[np.int32]
+    tokens: Sequence[int]
 
 
 class ShadowDrafts:
@@ -52,7 +52,7 @@ class ShadowDrafts:
     def keep(self, proposer: str, batch: DraftBatch, i: int, tokens: Sequence[int]) -> None:
         """Lets the draft of the batch's row `i` wait."""
         self._waiting[batch.request_ids[i], proposer] = _Waiting(
-            int(batch.num_tokens[i]), int(batch.k[i]), np.array(tokens, np.int32)
+            int(batch.num_tokens[i]), int(batch.k[i]), tokens
         )
 
     def compare(
@@ -73,7 +73,10 @@ class ShadowDrafts:
                 continue
             row, length = known[key[0]]
             end = min(length, draft.start + len(draft.tokens))
-            same = token_ids[row, draft.start : end] == draft.tokens[: max(end - draft.start, 0)]
+            if end <= draft.start:
+                continue
+            drafted = np.array([*draft.tokens[: end - draft.start]], np.int32)
+            same = token_ids[row, draft.start : end] == drafted
             agreed = len(same) if same.all() else int(same.argmin())
             if agreed < len(same) or agreed == len(draft.tokens):
                 length = len(draft.tokens)

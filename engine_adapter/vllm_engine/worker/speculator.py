@@ -49,7 +49,7 @@ class PlannedSpeculator(compat.BaseSpeculator):
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """The drafts of a step, int64 [B, capacity]; 0, a valid token, where a row has none."""
+        """The drafts of a step, int64 [B, capacity]; any valid token where a row has none."""
         if kwargs.get("dummy_run"):
             self._runner.dummy_draft(input_batch.num_tokens)
             shape = input_batch.num_reqs, self._capacity

@@ -6,10 +6,10 @@ waits for the tokens of this one, and only if a proposer was planned. Places tha
 left out of the step, so neither the target nor the counts see them.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 
 from engine_adapter.policies.contract import StepPlan
-from engine_adapter.staging import to_device
+from engine_adapter.proposers.draft_table import DraftRow, DraftTable
+from engine_adapter.staging import HostCopy, to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.target import TargetStep
@@ -31,31 +32,15 @@ class VerifiedStep:
     Attributes:
         scheduled: vLLM's `SchedulerOutput`, with the plan.
         input_batch: vLLM's `InputBatch`.
-        emitted: int64 [R, width], the tokens of each row, on the device.
-        counts: int32 [R], how many of them were emitted.
+        emitted: the tokens of each row, int64 [R, width], and how many of them were emitted,
+            int32 [R].
         hidden: [T or more, H], the target's final hidden states of the T tokens read.
-        ready: the event after which tokens that are on their way to the host are there; `None` on
-            a CPU.
     """
 
     scheduled: Any
     input_batch: Any
-    emitted: torch.Tensor
-    counts: torch.Tensor
+    emitted: HostCopy
     hidden: torch.Tensor
-    ready: Any = None
-
-    def on_host(self) -> "VerifiedStep":
-        """The step with its tokens on their way to the host."""
-        device = self.emitted.device
-        if device.type == "cpu":
-            return self
-        emitted, counts = (
-            tensor.to("cpu", non_blocking=True) for tensor in (self.emitted, self.counts)
-        )
-        ready = torch.Event(device)
-        ready.record()
-        return replace(self, emitted=emitted, counts=counts, ready=ready)
 
 
 class StepDrafts:
@@ -74,7 +59,7 @@ class StepDrafts:
         self._runner = runner
         self._capacity = capacity
         self.report: DraftReport | None = None
-        self.drafts: dict[str, list[int]] = {}
+        self.drafts: dict[str, Sequence[int]] = {}
 
     def begin_step(self, scheduler_output: Any) -> Any:
         """Called first in a step: the step that is to run, as vLLM's `SchedulerOutput`."""
@@ -82,11 +67,11 @@ class StepDrafts:
         return scheduler_output
 
     def after(self, step: VerifiedStep) -> torch.Tensor:
-        """Called when a step is verified: its drafts, int64 [R, capacity]; 0 where there is none.
+        """Called when a step is verified: its drafts, int64 [R, capacity].
 
-        0 is a valid token, which the target may read.
+        Where there is no draft, any valid token, which the target may read.
         """
-        return self._draft(step.on_host(), frozenset())
+        return self._draft(step, frozenset())
 
     def take_draft_token_ids(self) -> Any:
         """The drafts, as vLLM's `DraftTokenIds`; `None` if there are none."""
@@ -100,15 +85,12 @@ class StepDrafts:
     def _draft(self, step: VerifiedStep, ended: Set[str]) -> torch.Tensor:
         """The drafts for the rows of a step, but not for requests that have ended since."""
         runner, batch = self._runner, step.input_batch
-        if step.ready is not None:
-            step.ready.synchronize()
+        emitted, counts = step.emitted.arrays()
         rows = batch.idx_mapping_np
         is_live: Any = slice(None)
         if ended:
             is_live = np.array([id_ not in ended for id_ in batch.req_ids], np.bool_)
-        by_row = runner.input_batch.append(
-            rows[is_live], step.emitted.numpy()[is_live], step.counts.numpy()[is_live]
-        )
+        by_row = runner.input_batch.append(rows[is_live], emitted[is_live], counts[is_live])
         if not (plan := without_requests(step.scheduled.specgate_plan, ended)):
             return self._no_drafts(len(rows))
         target = TargetStep(
@@ -122,11 +104,7 @@ class StepDrafts:
         self.drafts = {
             id_: of_row for id_, of_row in zip(batch.req_ids, of_rows, strict=True) if of_row
         }
-        tokens = np.zeros((len(rows), self._capacity), np.int64)
-        sizes = np.array([len(of_row) for of_row in of_rows])
-        tokens[np.arange(self._capacity) < sizes[:, None]] = [*chain.from_iterable(of_rows)]
-        (there,) = to_device(runner.device, tokens)
-        return there
+        return drafts_on_device(of_rows, self._capacity, runner.device)
 
     def _no_drafts(self, count: int) -> torch.Tensor:
         """Those of `count` rows, int64 [count, capacity]."""
@@ -149,7 +127,7 @@ class LateStepDrafts(StepDrafts):
         # rows are free since, or another request's.
         self._steps: deque[tuple[VerifiedStep, set[str]]] = deque()
         # Request id -> drafts of a row that no step has verified yet.
-        self._waiting: dict[str, list[int]] = {}
+        self._waiting: dict[str, Sequence[int]] = {}
 
     def begin_step(self, scheduler_output: Any) -> Any:
         """See `StepDrafts.begin_step`. The step before gets its drafts here.
@@ -173,8 +151,8 @@ class LateStepDrafts(StepDrafts):
 
     def after(self, step: VerifiedStep) -> torch.Tensor:
         """See `StepDrafts.after`; the drafts come later."""
-        self._steps.append((step.on_host(), set()))
-        return self._no_drafts(len(step.counts))
+        self._steps.append((step, set()))
+        return self._no_drafts(len(step.input_batch.req_ids))
 
     def forget(self, request_id: str) -> None:
         """See `StepDrafts.forget`."""
@@ -197,7 +175,7 @@ class LateStepDrafts(StepDrafts):
         places, self.drafts = scheduler_output.scheduled_spec_decode_tokens, {}
         verified: dict[str, Sequence[int]] = {}
         for request_id in tokens:
-            drafts = self._waiting.pop(request_id, [])[: len(places.get(request_id, ()))]
+            drafts = self._waiting.pop(request_id, ())[: len(places.get(request_id, ()))]
             if request_id not in places:
                 continue
             self.drafts[request_id] = drafts
@@ -217,6 +195,30 @@ class LateStepDrafts(StepDrafts):
     def _is_constrained(self, request_id: str) -> bool:
         """Whether a request has structured output: vLLM makes a mask for each of its places."""
         return self._runner.requests[request_id].sampling_params.structured_outputs is not None
+
+
+def drafts_on_device(
+    of_rows: Sequence[Sequence[int]], capacity: int, device: torch.device
+) -> torch.Tensor:
+    """The drafts of R rows as the target reads them, int64 [R, capacity], after one upload.
+
+    After a row's drafts it has other valid tokens. Those of a model stay on the device.
+    """
+    from_table: defaultdict[DraftTable, list[tuple[int, int]]] = defaultdict(list)
+    lists = list(of_rows)
+    for row, drafts in enumerate(of_rows):
+        if type(drafts) is DraftRow:
+            from_table[drafts.table].append((row, drafts.row))
+            lists[row] = ()
+    tokens = np.zeros((len(lists), capacity), np.int64)
+    sizes = np.array([len(drafts) for drafts in lists])
+    tokens[np.arange(capacity) < sizes[:, None]] = [*chain.from_iterable(lists)]
+    there, *pairs = to_device(device, tokens, *(np.array(pairs) for pairs in from_table.values()))
+    for table, pair in zip(from_table, pairs, strict=True):
+        to, of = pair.unbind(1)
+        width = min(table.tokens.shape[1], capacity)
+        there[to, :width] = table.tokens[of, :width]
+    return there
 
 
 def without_requests(plan: StepPlan, ended: Set[str]) -> StepPlan:

@@ -23,7 +23,11 @@ from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.proposers.draft_options import samples
 from engine_adapter.proposers.methods import get_method, needs
-from engine_adapter.vllm_engine.worker.draft_validation import validate_drafts
+from engine_adapter.vllm_engine.worker.draft_validation import (
+    repair_distributions,
+    require_distributions,
+    validate_drafts,
+)
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
@@ -123,7 +127,9 @@ class Trial:
                     if batch.k[0] < 1:  # the context has no room for a draft
                         return None
                     try:
-                        validate_drafts(proposer.propose(batch), batch, self._vocab_size)
+                        drafted = proposer.propose(batch)
+                        drafts = validate_drafts(drafted, batch, self._vocab_size)
+                        require_distributions(repair_distributions(drafts))
                     finally:
                         self._forget(spec, proposer)
         except torch.AcceleratorError:

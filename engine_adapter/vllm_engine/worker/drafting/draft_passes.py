@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch
+from engine_adapter.proposers.draft_table import DraftRow, DraftTable
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
     ForwardInputs,
@@ -34,30 +35,23 @@ def taken(values: torch.Tensor, part: Part) -> torch.Tensor:
     return values[part]
 
 
-def drafts_of_passes(
-    passes: Sequence[tuple[Part, torch.Tensor]], num_rows: int, num_passes: int
-) -> list[Ints]:
-    """The drafts of each row, after one copy from the device.
+def drafts_of_passes(passes: Sequence[tuple[Part, torch.Tensor]]) -> list[DraftRow]:
+    """The drafts of the R rows of the first pass, in one table.
 
     Args:
         passes: for each pass, which rows it had, and their tokens, int64 [N].
-        num_rows: rows of the first pass, R.
-        num_passes: the most drafts of a row.
-
-    Returns:
-        R arrays, int64 [drafts of the row].
     """
-    drawn = torch.cat([tokens for _, tokens in passes]).cpu().numpy()
-    if len(drawn) == num_rows * len(passes):  # every row is in every pass
-        return list(drawn.reshape(len(passes), num_rows).T)
-    table = np.empty((num_rows, num_passes), np.int64)
+    drawn = [tokens for _, tokens in passes]
+    num_rows = len(drawn[0])
+    if len(drawn[-1]) == num_rows:  # every row is in every pass
+        return DraftTable(torch.stack(drawn, 1)).rows()
+    table = drawn[0].new_zeros(num_rows, len(passes))
     lengths = np.zeros(num_rows, np.intp)
-    begin = 0
     for depth, (part, tokens) in enumerate(passes):
-        end = begin + tokens.shape[0]
-        table[part, depth] = drawn[begin:end]
-        lengths[part], begin = depth + 1, end
-    return [row[:length] for row, length in zip(table, lengths.tolist(), strict=True)]
+        table[part, depth] = tokens
+        lengths[part] = depth + 1
+    drafts = DraftTable(table)
+    return [DraftRow(drafts, row, length) for row, length in enumerate(lengths.tolist())]
 
 
 class DraftPasses:

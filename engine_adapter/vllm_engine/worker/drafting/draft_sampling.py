@@ -19,11 +19,8 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_options import (
-    min_confidence,
-    samples,
-    verifies_blocks,
-)
+from engine_adapter.proposers.draft_options import min_confidence, samples, verifies_blocks
+from engine_adapter.proposers.draft_table import on_device
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
@@ -264,7 +261,7 @@ class SampledDraftStore:
         for i in np.flatnonzero(batch.sampling.needs_probabilities):
             probabilities = drafts.probabilities[i]
             if probabilities is not None and len(probabilities):
-                tokens = np.array(drafts.tokens[i], np.int64)
+                tokens = on_device(drafts.tokens[i], probabilities.device)
                 draft = SampledDraft(tokens, probabilities, self._uses_block[name])
                 self._stored[batch.request_ids[i]] = int(batch.num_tokens[i]), draft
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
+from engine_adapter.proposers.draft_table import DraftTable
 from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import Ints
 from engine_adapter.vllm_engine.worker.drafting.head_weights import LoadedBlockHead
@@ -97,14 +98,17 @@ class PagedBlockHead(PagedHead):
         metadata = {gid: replace(common, causal=causal) for gid, common in inputs.metadata.items()}
         states, _ = self._forward(tokens, inputs._replace(metadata=metadata))
         k = batch.k[rows]
-        stops = np.cumsum(k)
+        # Of each place that gives a draft: its row, and how many drafts precede it there.
+        row = np.repeat(np.arange(len(rows)), k)
+        depth = np.arange(len(row)) - (np.cumsum(k) - k)[row]
         first = np.cumsum(length) - length + self._first
-        places = np.arange(stops[-1]) + np.repeat(first - (stops - k), k)
-        logits = self._logits(states[to_device(self._device, places)[0]])
+        places, at = to_device(self._device, first[row] + depth, row * k.max() + depth)
+        logits = self._logits(states[places])
         if batch.sampling is not None or self._loaded.is_sequential:
             return self._draw(batch, rows, logits, newest)
-        best = logits.argmax(dim=-1).cpu().numpy()
-        return Drafts([row.tolist() for row in np.split(best, stops[:-1])])
+        table = at.new_zeros(len(rows), int(k.max()))
+        table.view(-1)[at] = logits.argmax(dim=-1)
+        return batch.select(rows).truncate(DraftTable(table).rows())
 
     def _draw(
         self, batch: DraftBatch, rows: Ints, logits: torch.Tensor, newest: torch.Tensor
@@ -137,7 +141,8 @@ class PagedBlockHead(PagedHead):
             tokens[index, depth], drawn = sampling.draw(of_depth, rows[drafting], depth)
             if q is not None:
                 q[index, depth] = drawn
-        return batch.select(rows).truncate(tokens.tolist(), None if q is None else list(q))
+        drafted = DraftTable(tokens).rows()
+        return batch.select(rows).truncate(drafted, None if q is None else list(q))
 
     # Not that of other heads: a block reads no states.
     _call_model = PagedDraftModel._call_model

@@ -21,6 +21,7 @@ import torch
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import KEEP_STATES
+from engine_adapter.proposers.draft_table import DraftRow
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import ForwardOutputs
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
@@ -276,7 +277,7 @@ class PagedHead(PagedDraftModel):
         """`missing`: the KV of drafts was written with the head's own states."""
         return missing
 
-    def _record_drafted(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
+    def _record_drafted(self, batch: DraftBatch, i: int, drafts: DraftRow) -> None:
         """Nothing: see `_first_uncached`."""
 
     def _call_model(

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_table import DraftRow
 from engine_adapter.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
@@ -37,7 +37,7 @@ from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import map_draft_vocabulary
 from engine_adapter.vllm_engine.worker.drafting.weights import LoadedDraft, LoadedModel
 
-_NO_DRAFT = (-1, np.empty(0, np.int64))
+_NO_DRAFT: tuple[int, DraftRow | None] = (-1, None)
 
 
 class PagedDraftModel:
@@ -61,7 +61,7 @@ class PagedDraftModel:
         models = vllm_config.model_config, self._loaded.draft_model_config
         self._vocabulary = map_draft_vocabulary(spec, *models, device)
         # Request id -> its committed tokens when it was last drafted for, and the drafts.
-        self._drafted: dict[str, tuple[int, npt.NDArray[np.int64]]] = {}
+        self._drafted: dict[str, tuple[int, DraftRow]] = {}
         self._kv = self._new_groups({}, 0)
         self._kv_bytes = 0
         self._builder: ForwardInputBuilder | None = None
@@ -167,10 +167,10 @@ class PagedDraftModel:
         start = missing.copy()
         for i, request_id in enumerate(batch.request_ids):
             length, drafts = self._drafted.pop(request_id, _NO_DRAFT)
-            if start[i] == length:
+            if drafts is not None and start[i] == length:
                 # Drafting wrote KV for all drafts but the last; accepted drafts' KV is valid.
                 committed = batch.context(i)[length : length + len(drafts) - 1]
-                same = committed == drafts[: len(committed)]
+                same = committed == drafts.numpy()[: len(committed)]
                 start[i] += len(committed) if same.all() else int(same.argmin())
         return start
 
@@ -203,7 +203,7 @@ class PagedDraftModel:
         """Drafts up to k tokens of each row, one for each pass that the row is in."""
         order = (-batch.k).argsort(kind="stable")  # rows with more drafts come first
         counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
-        drafts: list[list[int]] = [[] for _ in batch.rows]
+        drafts: list[Sequence[int]] = [[] for _ in batch.rows]
         probabilities: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
             return Drafts(drafts)
@@ -230,15 +230,15 @@ class PagedDraftModel:
                 if samples:
                     q[at, depth] = drawn_from
             drawn.append((at, newest))
-        for n, drafted in enumerate(drafts_of_passes(drawn, *shape)):
+        for n, drafted in enumerate(drafts_of_passes(drawn)):
             i = int(order[n])
-            drafts[i] = drafted.tolist()
+            drafts[i] = drafted
             if samples:
                 probabilities[i] = q[n, : len(drafted)]
             self._record_drafted(batch, i, drafted)
         return Drafts(drafts, probabilities if samples else None)
 
-    def _record_drafted(self, batch: DraftBatch, i: int, drafts: Ints) -> None:
+    def _record_drafted(self, batch: DraftBatch, i: int, drafts: DraftRow) -> None:
         """Notes the i-th row's drafts, whose KV is written already."""
         self._drafted[batch.request_ids[i]] = (int(batch.num_tokens[i]), drafts)
 

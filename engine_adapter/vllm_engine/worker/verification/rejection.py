@@ -50,13 +50,13 @@ class SampledDraft:
     """The draft tokens of a row that were sampled, with their distributions.
 
     Attributes:
-        tokens: int64 [n].
+        tokens: int64 [n], on the device.
         probabilities: float32 [n, V], q: the distribution that each was sampled from, given those
             before it.
         block: verified by the block rule; otherwise by the token rule.
     """
 
-    tokens: npt.NDArray[np.int64]
+    tokens: torch.Tensor
     probabilities: torch.Tensor
     block: bool = False
 
@@ -98,11 +98,11 @@ class SpeculativeSampling:
             lengths,
             first,
             starts[list(drafts)][row] + offset,
-            np.concatenate([draft.tokens for draft in drafts.values()]),
             block,
         )
         self._rows, self._offsets, self._lengths, self._first = staged[:4]
-        self._positions, self._tokens, self._block = staged[4:]
+        self._positions, self._block = staged[4:]
+        self._tokens = torch.cat([draft.tokens for draft in drafts.values()])
         self._q = joined([draft.probabilities for draft in drafts.values()])
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:

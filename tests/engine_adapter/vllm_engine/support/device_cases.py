@@ -9,7 +9,6 @@ from tests.engine_adapter.vllm_engine.support.pretend_device import (
     EVENT,
     QUEUED_DOWNLOAD,
     UPLOAD,
-    VALUE,
 )
 
 K = 4
@@ -73,7 +72,8 @@ def budget(method: str, asks: str, *, late: bool = False) -> Mapping[str, int]:
     The emitted tokens and their counts are on their way to the host while the device works, and
     their event is waited for once. Without a proposer, a late step does not wait for it.
 
-    A model's drafts are downloaded once. If they are sampled, one value says that their
+    A model's drafts are on their way, too. A step that is not late hands them to the scheduler, and
+    waits for their event. If they are sampled, it is on its way whether their
     distributions are valid, and the rows' options are uploaded once; for rows with a seed the seeds
     too, before each draft; for rows without, the drafts that are verified by their distributions.
     With options that depend on the drafts before, three arrays are uploaded before each draft. A
@@ -89,9 +89,11 @@ def budget(method: str, asks: str, *, late: bool = False) -> Mapping[str, int]:
     more = {GREEDY: 0, UNKEPT: 0, GATED: 1, SEEDED: 1 + K, SAMPLED: 2, LIMITED: 3 * K}[asks]
     if method == "dflash" and asks not in (GREEDY, UNKEPT):
         more += 1  # the rows of each depth, which its one pass has together
-    allowed |= {UPLOAD: _UPLOADS[method] + more, DOWNLOAD: 1}
+    allowed |= {UPLOAD: _UPLOADS[method] + more, QUEUED_DOWNLOAD: 3}
+    if not late:
+        allowed[EVENT] = 2
     if asks in (SAMPLED, SEEDED):
-        allowed[VALUE] = 1
+        allowed[QUEUED_DOWNLOAD] += 1
     if asks == GATED:
-        allowed[DOWNLOAD] += 1
+        allowed[DOWNLOAD] = 1
     return allowed

@@ -230,10 +230,11 @@ class DeviceSteps(RunnerHooks, DeviceRunner):
         with self._spy.noting(self.log):
             self.execute_model(scheduled)
             output = self.sample_tokens(None)
-            drafts = self.take_draft_token_ids()
+            drafts = None if self._late else self.take_draft_token_ids()
         self._starting = []
-        if report := self._drafts.report:
-            self.faults = report.faults
+        if self._late:  # the core asks for them only where a grammar must see them
+            reached, drafts = self._spy.reached, self.take_draft_token_ids()
+            self._spy.reached = reached
         by_request = (
             {} if drafts is None else dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=True))
         )
@@ -241,6 +242,10 @@ class DeviceSteps(RunnerHooks, DeviceRunner):
         self._outputs.append((scheduled, output, self._spy.recorded))
         if not self._late or len(self._outputs) > 1:
             self._take_output(*self._outputs.popleft())
+        if report := self._drafts.report:
+            self._spy.reached = self._spy.recorded if not self._late else self._spy.reached
+            report.complete()
+            self.faults = report.faults
 
     def _take_output(self, scheduled: Any, output: Any, recorded: int) -> None:
         """What the core does: it waits for the tokens, and counts the drafts that are rejected.

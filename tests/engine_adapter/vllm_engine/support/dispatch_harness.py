@@ -104,7 +104,9 @@ class DispatchHarness:
         )
         self.echoes = {name: EchoProposer(100 * (i + 1)) for i, name in enumerate("abcd")}
         self.draft_model = RecordingDraftModel()
-        self.runner = SimpleNamespace(max_model_len=CONTEXT, input_batch=None)
+        self.runner = SimpleNamespace(
+            max_model_len=CONTEXT, input_batch=None, device=torch.device("cpu")
+        )
         self.dispatch.bind(self.runner)
         host = self.dispatch.host
         host.proposers = dict(self.echoes)
@@ -175,6 +177,7 @@ class DispatchHarness:
                 sample_hidden=self.hidden(every),
             ),
         )
+        self.report.complete()
         return dict(zip(rows, drafts, strict=True))
 
     @staticmethod

@@ -167,7 +167,7 @@ def _sampled(begun: int, block: bool, world: World) -> dict[tuple[int, int, int]
     first, second = world.stated or world.q
     drafts = {}
     for i, j in np.ndindex(V, V):
-        tokens = np.array([i, j][begun:])
+        tokens = torch.tensor([i, j][begun:])
         q = torch.stack([first, second[i]][begun:]).float()
         whole = SampledDraft(tokens, q, block)
         drafts |= {(i, j, n): whole.truncated(n) for n in range(1, len(tokens) + 1)}

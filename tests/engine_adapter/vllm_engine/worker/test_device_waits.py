@@ -39,7 +39,7 @@ CASES = [
     *((method, asks, False) for method in DRAWING for asks in (SAMPLED, SEEDED, LIMITED, GATED)),
     *((method, UNKEPT, False) for method in HEADS),
     *((method, GREEDY, True) for method in (NONE, *PROPOSERS)),
-    *((method, SAMPLED, True) for method in (NONE, "ngram", "draft_model")),
+    *((method, SAMPLED, True) for method in (NONE, "ngram", *DRAWING)),
 ]
 """Method, what its rows ask for, and whether the drafts are late: see `DeviceSteps`."""
 
@@ -78,6 +78,20 @@ def test_a_step_waits_as_often_as_its_budget_allows(
     print(f"\n{method} {asks} {when}: {steps.log.counts}\n{steps.log.table()}")
     assert steps.log.counts == budget(method, asks, late=late), "\n" + steps.log.table()
     assert steps.log.waits_of_vllm == []
+
+
+@pytest.mark.parametrize("method", ["draft_model", "medusa"])
+def test_a_model_that_fails_to_draw_is_reported_without_a_wait(
+    device: PretendDevice, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = started(device, method, SAMPLED, tmp_path)
+    proposer = steps.drafter.host.proposers["it"]
+    logits = proposer._logits
+    monkeypatch.setattr(proposer, "_logits", lambda states: logits(states) * float("nan"))
+    steps.step()
+    assert steps.log.counts == budget(method, SAMPLED)
+    assert "sum to 1" in steps.faults["it"]
+    steps.step()  # verifies them
 
 
 def test_one_more_wait_exceeds_the_budget(

@@ -12,6 +12,8 @@ from engine_adapter.staging import joined
 from engine_adapter.vllm_engine.worker.draft_validation import (
     BadDrafts,
     describe_error,
+    repair_distributions,
+    require_distributions,
     validate_drafts,
 )
 from tests.engine_adapter.proposers.batches import batch
@@ -21,7 +23,9 @@ BATCH = batch({"r": [1, 2, 3], "s": [4], "t": [5, 6]}, k=[3, 0, 2])
 
 
 def check(tokens: Any, probabilities: Any = None, catchup_tokens: Any = 0) -> Drafts:
-    return validate_drafts(Drafts(tokens, probabilities, catchup_tokens), BATCH, VOCABULARY)
+    drafts = validate_drafts(Drafts(tokens, probabilities, catchup_tokens), BATCH, VOCABULARY)
+    require_distributions(repair_distributions(drafts))
+    return drafts
 
 
 def test_valid_drafts_become_plain_integers() -> None:
@@ -117,6 +121,19 @@ def spoil(change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
 def test_invalid_distributions_are_refused(row: torch.Tensor) -> None:
     with pytest.raises(BadDrafts, match="probabilities"):
         check([[1, 2], [], [3]], [row, None, None])
+
+
+def test_what_is_no_distribution_becomes_certain_of_its_token() -> None:
+    wrong = spoil(lambda p: p[1].fill_(float("nan")))
+    drafted = Drafts([[1, 2], [], [3]], [wrong, None, uniform(1)])
+    drafts = validate_drafts(drafted, BATCH, VOCABULARY)
+    are_valid = repair_distributions(drafts)
+    assert are_valid is not None
+    assert not are_valid.arrays()[0]
+    certain = torch.nn.functional.one_hot(torch.tensor(2), VOCABULARY).float()
+    assert drafts.probabilities is not None
+    assert torch.equal(drafts.probabilities[0], torch.stack([uniform(1)[0], certain]))
+    assert torch.equal(drafts.probabilities[2], uniform(1))
 
 
 def test_the_description_of_an_error_is_short() -> None:

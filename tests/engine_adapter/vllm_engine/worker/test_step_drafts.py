@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from engine_adapter.policies.contract import StepPlan
+from engine_adapter.proposers.draft_table import DraftTable
+from engine_adapter.staging import HostCopy
 from engine_adapter.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.request_rows import RequestRows
 from engine_adapter.vllm_engine.worker.step_drafts import (
     LateStepDrafts,
     VerifiedStep,
+    drafts_on_device,
     without_requests,
 )
 
@@ -77,7 +80,7 @@ def verified(plan: Any = PLAN) -> VerifiedStep:
     )
     emitted, counts = torch.tensor([[5, 6], [7, 0]]), torch.tensor([2, 1], dtype=torch.int32)
     step = scheduled({"a": 2, "b": 1}, plan=plan)
-    return VerifiedStep(step, batch, emitted, counts, torch.zeros(2, 1))
+    return VerifiedStep(step, batch, HostCopy(emitted, counts), torch.zeros(2, 1))
 
 
 @pytest.fixture
@@ -184,3 +187,16 @@ def test_a_plan_loses_all_that_is_for_requests_that_have_ended() -> None:
     plan = StepPlan({"a": NGRAM, "b": NGRAM}, {"a": NGRAM}, {"ngram": ["a", "b"]}, {"a": [0, 1]})
     assert without_requests(plan, {"a"}) == StepPlan({"b": NGRAM}, {}, {"ngram": ["b"]}, {})
     assert without_requests(plan, set()) is plan
+
+
+def test_drafts_of_models_and_lookups_are_put_together_on_the_device() -> None:
+    table = DraftTable(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]))
+    first, second = table.rows()
+    of_rows = [[9, 9], second[:2], [], first]
+    drafts = drafts_on_device(of_rows, CAPACITY, torch.device("cpu"))
+    assert drafts.tolist() == [[9, 9, 0], [5, 6, 7], [0, 0, 0], [1, 2, 3]]
+
+
+def test_a_table_may_be_narrower_than_the_capacity() -> None:
+    (row,) = DraftTable(torch.tensor([[4]])).rows()
+    assert drafts_on_device([row], CAPACITY, torch.device("cpu")).tolist() == [[4, 0, 0]]

@@ -29,7 +29,7 @@ def test_what_is_held_in_advance_is_what_verification_takes(rule: str, k: int) -
     spec = parse_spec({**fields, "draft_sampling": "probabilistic", "verification": rule})
     q = torch.rand(ROWS * k, VOCABULARY).softmax(-1)
     drafts = {
-        row: SampledDraft(np.zeros(k, np.int64), one, rule == "block")
+        row: SampledDraft(torch.zeros(k, dtype=torch.int64), one, rule == "block")
         for row, one in enumerate(q.split(k))
     }
     sampler = sampler_of(VOCABULARY, [([1], [2], {"temperature": 1.0})] * ROWS, RuleSampler)

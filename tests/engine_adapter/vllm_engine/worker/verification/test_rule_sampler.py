@@ -29,7 +29,7 @@ def test_log_probabilities_do_not_show_the_rule(
     (row,) = rows_of(sampler, [0])
     logits = torch.randn(3, V, generator=torch.Generator().manual_seed(1))
     certain = torch.eye(V)[[5, 6]]  # two drafts, of which at least the first is rejected
-    drafts = {0: SampledDraft(np.array([5, 6]), certain)}
+    drafts = {0: SampledDraft(torch.tensor([5, 6]), certain)}
     logits[0, 5] = -1e9
     before = logits.clone()
 
