@@ -67,14 +67,14 @@ def declared(project: dict[str, Any], *extras: str) -> list[Requirement]:
 def test_the_pins_satisfy_the_declared_ranges(
     project: dict[str, Any], pins: dict[str, Version]
 ) -> None:
-    for requirement in declared(project, "cpu", "bench", "console", "dashboards", "test", "dev"):
+    for requirement in declared(project, "cpu", "bench", "console", "test", "dev"):
         pin = pins[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pin), f"{requirement} excludes the pin {pin}"
 
 
 def test_every_dependency_has_a_lower_bound(project: dict[str, Any]) -> None:
     for requirement in declared(
-        project, "cpu", "vllm", "bench", "console", "dashboards", "test", "dev"
+        project, "cpu", "vllm", "bench", "console", "test", "dev"
     ):
         operators = {clause.operator for clause in requirement.specifier}
         assert operators & {">=", "=="}, f"{requirement}: which is the oldest that works?"

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.grafana import queries
-from deploy.grafana.queries import Asked
+from tests.deploy.grafana import queries
 from tests.deploy.grafana.prometheus_process import SCRAPE_S, Prometheus
+from tests.deploy.grafana.queries import Asked
 
 
 @dataclass(frozen=True)

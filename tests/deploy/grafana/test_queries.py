@@ -2,24 +2,21 @@
 
 import asyncio
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from deploy.grafana import queries
-from deploy.grafana.__main__ import BUILDERS, FOLDER
 from engine_adapter.policies.names import POLICY_NAMES
-from tests.deploy.grafana.answers import Report, Span, answer, check
-from tests.deploy.grafana.drawing import draw
+from tests.deploy.grafana import queries
+from tests.deploy.grafana.answers import Report, Span, check
 from tests.deploy.grafana.mixed_load import RULES, MixedLoad
 from tests.deploy.grafana.prometheus_process import Prometheus, need_prometheus, scraping
+from tests.deploy.grafana.queries import FOLDER, NAMES
 from tests.e2e.served import PROPOSERS, Served, wait_until
 from tests.e2e.traffic import clients
 
@@ -38,9 +35,6 @@ FAKE = {
 BEFORE_S, AFTER_S = 70, 40
 """Seconds of load on the real engine before it is killed, and after it has been replaced."""
 
-PICTURES = "SPECGATE_TEST_PICTURES"
-"""Environment variable: a folder that gets a picture of each dashboard."""
-
 
 @dataclass(frozen=True)
 class Scraped:
@@ -55,21 +49,6 @@ class Scraped:
         report = check(self.prometheus, name, dashboard, self.span, REPEATED, reasons)
         print(report)
         return report
-
-    def draw(self, folder: Path, *names: str) -> None:
-        """Draws these dashboards."""
-        for name in names:
-            dashboard = queries.load(FOLDER / f"{name}.json")
-            values = queries.defaults(dashboard) | self.span.values
-            draw(
-                dashboard,
-                lambda asked: answer(self.prometheus, asked, self.span),
-                values,
-                REPEATED,
-                (self.span.start_s, self.span.end_s),
-                self.span.step_s,
-                folder / f"{name}.png",
-            )
 
 
 def end(served: Served) -> None:
@@ -124,7 +103,7 @@ async def load_fakes(prometheus: Prometheus, servers: list[Served]) -> Scraped:
     return Scraped(prometheus, Span(began, time.time()))
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_query_returns_data(fakes: Scraped, name: str) -> None:
     alone = "the fake engine is in the server's own process, so that nothing replaces it"
     assert fakes.report(name, {"Dead engines/A": alone}).findings == []
@@ -143,11 +122,6 @@ def test_a_query_that_is_listed_as_empty_and_is_not_is_found(fakes: Scraped) -> 
     reasons = {"Acceptance/A": "a wrong reason"}
     found = fakes.report("proposers", reasons).findings
     assert [finding for finding in found if finding.startswith("Acceptance/A has data")]
-
-
-def test_pictures_can_be_drawn(fakes: Scraped, tmp_path: Path) -> None:
-    fakes.draw(tmp_path, "fleet")
-    assert (tmp_path / "fleet.png").stat().st_size > 10_000
 
 
 @pytest.fixture(scope="module")
@@ -181,13 +155,6 @@ async def load_real(prometheus: Prometheus, served: Served) -> Scraped:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_query_returns_data_of_a_real_engine(real: Scraped, name: str) -> None:
     assert real.report(name, {}).findings == []
-
-
-@pytest.mark.prove
-def test_pictures_of_a_real_engine_can_be_drawn(real: Scraped, tmp_path: Path) -> None:
-    folder = Path(os.environ.get(PICTURES) or tmp_path)
-    real.draw(folder, *BUILDERS)
-    assert {path.stem for path in folder.glob("*.png")} >= set(BUILDERS)

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FOLDER = Path(__file__).parents[3] / "deploy/grafana/json"
+"""Where Grafana's provisioning finds the dashboards."""
+
+NAMES = ("overview", "proposers", "policy", "fleet")
+
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::\w+)?\})")
 
 Values = Mapping[str, str]

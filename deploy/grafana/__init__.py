@@ -1,1 +1,0 @@
-"""Grafana's dashboards of Specgate, as code; `python -m deploy.grafana` writes their JSON."""

@@ -1,1 +1,0 @@
-"""One module per dashboard; `panels` and `frame` hold what they share."""
