@@ -182,7 +182,7 @@ class _World:
         self._requests = {
             name: SimpleNamespace(num_tokens=0, **fields) for name in self.runner.names
         }
-        self.drafts: list[list[int]] = [[] for _ in range(rows)]
+        self.drafts: list[Sequence[int]] = [[] for _ in range(rows)]
         self._hidden = torch.empty(rows * (K + 1), 1)
 
     def step(self) -> None:

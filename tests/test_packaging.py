@@ -73,9 +73,7 @@ def test_the_pins_satisfy_the_declared_ranges(
 
 
 def test_every_dependency_has_a_lower_bound(project: dict[str, Any]) -> None:
-    for requirement in declared(
-        project, "cpu", "vllm", "bench", "console", "test", "dev"
-    ):
+    for requirement in declared(project, "cpu", "vllm", "bench", "console", "test", "dev"):
         operators = {clause.operator for clause in requirement.specifier}
         assert operators & {">=", "=="}, f"{requirement}: which is the oldest that works?"
 

@@ -35,6 +35,8 @@ class Simulation:
         parameters: policy -> its parameters where they are not the defaults.
         noise: of the times.
         primary: the primary proposer, if there is one; `load` uses it by default.
+        late: the planner learns what a step did after the plan of the next one, as under
+            asynchronous scheduling.
 
     Attributes:
         planner: the real one; its evidence may be changed between two steps, as a load does.
@@ -50,6 +52,8 @@ class Simulation:
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         noise: Noise = QUIET,
         primary: str | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         self.planner = Planner(trace.proposers, max(trace.max_k, 1), parameters, primary)
         self.now_s = 0.0
@@ -62,6 +66,9 @@ class Simulation:
         self._rows: dict[str, Row] = {}
         self._seen: list[DraftFate] = []
         self._told_s: float | None = None
+        self._late = late
+        # What the planner has not learned yet, and the requests that ended in that step.
+        self._unseen: tuple[StepOutcome, list[str]] | None = None
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -92,6 +99,7 @@ class Simulation:
         context = sum(row.length for row in rows)
         probes = self._probes()
         plan = self._plan(rows, read)
+        self._learn()
         verified = sum(row.pending.drafted for row in rows if row.pending)
         decoded = len(rows) - len(read) + verified
         prompt = sum(read.values())
@@ -114,8 +122,10 @@ class Simulation:
             seconds=target_s if self._told_s is None else self._told_s,
         )
         probe_s = report.seconds_of(self._probed(plan)) if self._probes() > probes else 0.0
-        self._observe(outcome)
-        self._end_rows()
+        self._seen, self._told_s = [], None
+        self._unseen = outcome, self._end_rows()
+        if not self._late:
+            self._learn()
         methods = [plan.drafts[r].proposer if r in plan.drafts else NONE for r in emitted]
         self.result.steps.append(
             Step(
@@ -146,13 +156,13 @@ class Simulation:
             self._rows[row.request_id] = row
             self.planner.evidence.admit(row.request_id, started.request.request_class)
 
-    def _end_rows(self) -> None:
-        """Frees the requests that ended, after the planner has seen their last drafts."""
-        for request_id, row in list(self._rows.items()):
-            if row.ended:
-                del self._rows[request_id]
-                self.planner.evidence.free(request_id)
-                self.result.latencies_s.append(self.now_s - row.arrived_s)
+    def _end_rows(self) -> list[str]:
+        """Removes the rows that ended; returns their requests."""
+        ended = [request_id for request_id, row in self._rows.items() if row.ended]
+        for request_id in ended:
+            row = self._rows.pop(request_id)
+            self.result.latencies_s.append(self.now_s - row.arrived_s)
+        return ended
 
     def _prompts(self) -> dict[str, int]:
         """The prompt tokens that the step reads, by request."""
@@ -188,9 +198,14 @@ class Simulation:
         known = [view for view in views if view is not None]
         return self.planner.plan(StepView(known, len(rows), self._arrivals.waiting(self.now_s)))
 
-    def _observe(self, outcome: StepOutcome) -> None:
-        self._seen, self._told_s = [], None
+    def _learn(self) -> None:
+        """Tells the planner what it has not learned yet, then frees the requests that ended."""
+        if self._unseen is None:
+            return
+        (outcome, ended), self._unseen = self._unseen, None
         self.planner.observe(outcome)
+        for request_id in ended:
+            self.planner.evidence.free(request_id)
         guards = [state["guard"] for state in self.planner.states().values() if "guard" in state]
         self.result.suspensions = sum(guard["suspensions"] for guard in guards)
 

@@ -39,6 +39,7 @@ class ReplayPlan:
         size: requests of each phase.
         parameters: policy -> parameters.
         primary: the primary proposer, if there is one.
+        late: policies learn a step later, as under asynchronous scheduling.
     """
 
     trace: Trace
@@ -50,6 +51,7 @@ class ReplayPlan:
     noise: Noise = QUIET
     parameters: Mapping[str, Mapping[str, Any]] | None = None
     primary: str | None = None
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,13 @@ class _Cell:
         plan = self._plan
         chosen = self._workload if workload is None else workload
         simulation = Simulation(
-            plan.trace, chosen, method_of, plan.parameters, plan.noise, plan.primary
+            plan.trace,
+            chosen,
+            method_of,
+            plan.parameters,
+            plan.noise,
+            plan.primary,
+            late=plan.late,
         )
         return simulation.run()
 

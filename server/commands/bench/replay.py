@@ -65,6 +65,11 @@ def make_parser() -> Parser:
         help='parameters by policy: {"goodput": {"min_gain": 0.05}}',
     )
     parser.add_argument("--primary", metavar="NAME", help="the proposer that load uses by default")
+    parser.add_argument(
+        "--late",
+        action="store_true",
+        help="policies learn a step later, as under asynchronous scheduling",
+    )
     add_out(parser, "for replay.json, replay.md and replay.svg")
     return parser
 
@@ -108,6 +113,7 @@ def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
         noise=Noise(options.noise, options.outliers, seed=options.seed),
         parameters=_parameters(options, ks),
         primary=options.primary,
+        late=options.late,
     )
     info = report.environment_info(argv, trace.target)
     with ResultTable(options.out, "replay", info, TABLE_HEAD, table_row) as table:
