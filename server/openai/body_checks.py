@@ -1,17 +1,53 @@
-"""Checks of a body that depend on the server's settings, and how headers report their result."""
+"""Checks of a body that need no tokenizer, and how headers report their result."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from engine_adapter.text import cut
+from engine_adapter.types import LoraAdapter
 from server.errors import InvalidField
+from server.http.headers import IGNORED_FIELDS
+from server.openai.models import find_adapter
 from server.rendering import Renderer
 from server.schema.base import Body, refused_when_strict
 from server.schema.generation_body import GenerationBody
 from server.settings import Settings
+from server.state import Runtime
 
 MAX_LIST_CHARS = 1024
 """The maximum length of a header that lists fields or keywords."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBody:
+    """A body of which every field is either honoured or ignored with notice.
+
+    Attributes:
+        model: the served name, which the response repeats.
+        ignored: unknown fields of the body.
+        adapter: the LoRA adapter of that name; `None` is the target itself.
+    """
+
+    model: str
+    ignored: tuple[str, ...]
+    adapter: LoraAdapter | None = None
+
+    def headers(self) -> dict[str, str]:
+        """`x-specgate-ignored-fields`, if fields were ignored."""
+        return {IGNORED_FIELDS: header_list(self.ignored)} if self.ignored else {}
+
+
+def check_body(runtime: Runtime, body: Body) -> CheckedBody:
+    """Checks what needs no tokenizer. Raises `NotFound`, `InvalidField`."""
+    name = runtime.settings.served_model_name[0] if body.model is None else body.model
+    adapter = find_adapter(runtime, name)
+    strict = runtime.settings.strict_fields
+    ignored = body.ignored_fields(strict=strict)
+    if isinstance(body, GenerationBody):
+        check_generation(runtime.settings, body)
+    ignored += ignored_effort(runtime.renderer, body, strict=strict)
+    return CheckedBody(name, ignored, adapter)
 
 
 def check_generation(settings: Settings, body: GenerationBody) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from server.errors import InvalidField
 from server.openai.answer_overlap import earlier_overlap
+from server.openai.body_checks import check_body
 from server.openai.chat_shape import ChatShape
 from server.openai.output_limit import output_limit
 from server.openai.prompts import (
@@ -14,7 +15,7 @@ from server.openai.prompts import (
     template_variables,
     truncated,
 )
-from server.openai.request import PreparedRequest, check_body
+from server.openai.request import PreparedRequest, answer_options
 from server.openai.sampling import check_logprobs, sampling_options
 from server.openai.tool_use import check_tool_use, tool_use
 from server.schema.chat import ChatCompletionRequest
@@ -51,7 +52,7 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     use = tool_use(runtime, body, tuple(prompt), options.structured_output)
     unmet = use.unmet(strict=runtime.settings.strict_fields)
     return PreparedRequest(
-        body,
+        answer_options(body),
         replace(checked, ignored=(*checked.ignored, *unmet)),
         "chatcmpl-",
         [prompt],

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine_adapter.types import Delta, FinishReason, SamplingOptions, TokenLogprob
 from server.errors import InvalidField
+from server.openai.body_checks import check_body
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
 from server.openai.output_limit import output_limit
@@ -17,7 +18,7 @@ from server.openai.prompts import (
     text_prompt,
     truncated,
 )
-from server.openai.request import PreparedRequest, check_body
+from server.openai.request import PreparedRequest, answer_options
 from server.openai.sampling import check_logprobs, sampling_options
 from server.rendering import Renderer, check_chars
 from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
@@ -54,7 +55,8 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     prediction = await predicted_tokens(renderer, info, body.prediction)
     echoes = await _echoes(renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
-    return PreparedRequest(body, checked, "cmpl-", prompts, options, prediction, shape)
+    answer = answer_options(body)
+    return PreparedRequest(answer, checked, "cmpl-", prompts, options, prediction, shape)
 
 
 @dataclass(frozen=True, slots=True)

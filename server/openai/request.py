@@ -9,22 +9,20 @@ from typing import Any
 
 from starlette.types import Receive
 
-from engine_adapter.types import GenerationRequest, LoraAdapter, SamplingOptions
-from server.control.method_names import SelectionError
+from engine_adapter.types import GenerationRequest, SamplingOptions
+from server.control.method_names import MethodRequest, SelectionError
 from server.control.overlap import RunningOverlap
 from server.control.router import NO_ROUTING, Routing
 from server.control.routing import Traits
 from server.control.selection import Selection, decides_itself, select
 from server.control.slots import Place
 from server.errors import InvalidField
-from server.http.headers import IGNORED_FIELDS, SPEC_METHOD, UNENFORCED_KEYWORDS
-from server.openai.body_checks import check_generation, header_list, ignored_effort
+from server.http.headers import SPEC_METHOD, UNENFORCED_KEYWORDS
+from server.openai.body_checks import CheckedBody, header_list
 from server.openai.choices import ChoiceShape
 from server.openai.demand import check_echo, demand
 from server.openai.method_request import method_request
-from server.openai.models import find_adapter
 from server.openai.turn import check_constraints, turn, waiting_limit
-from server.schema.base import Body
 from server.schema.generation_body import GenerationBody
 from server.state import Runtime
 from server.time_limits import TimeLimit
@@ -46,29 +44,56 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedBody:
-    """A body of which every field is either honoured or ignored with notice.
+class AnswerOptions:
+    """How a client wants its request answered; how the text is sampled is in `SamplingOptions`.
 
     Attributes:
-        model: the served name, which the response repeats.
-        ignored: unknown fields of the body.
-        adapter: the LoRA adapter of that name; `None` is the target itself.
+        method: the proposer and k that it asks for.
+        n: choices per prompt.
+        streams: as events.
+        has_usage: the stream ends with a usage chunk.
+        usage_so_far, statistics_so_far: every chunk has them.
+        has_token_ids: the answer has the ids of the prompt and of the generated tokens.
+        num_prompt_logprobs: alternatives of each prompt token; `None` without log probabilities.
+        cache_salt, priority: see `GenerationRequest`.
     """
 
-    model: str
-    ignored: tuple[str, ...]
-    adapter: LoraAdapter | None = None
+    method: MethodRequest
+    n: int
+    streams: bool
+    has_usage: bool
+    usage_so_far: bool
+    statistics_so_far: bool
+    has_token_ids: bool
+    num_prompt_logprobs: int | None
+    cache_salt: str | None
+    priority: int
 
-    def headers(self) -> dict[str, str]:
-        """`x-specgate-ignored-fields`, if fields were ignored."""
-        return {IGNORED_FIELDS: header_list(self.ignored)} if self.ignored else {}
+
+def answer_options(body: GenerationBody) -> AnswerOptions:
+    """Those of a checked body. Raises `InvalidField` for two different proposers."""
+    return AnswerOptions(
+        method=method_request(body),
+        n=body.n or 1,
+        streams=bool(body.stream),
+        has_usage=body.include_usage,
+        usage_so_far=body.continuous_usage,
+        statistics_so_far=body.continuous_spec_stats,
+        has_token_ids=bool(body.return_token_ids),
+        num_prompt_logprobs=body.prompt_logprobs,
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """A request that is checked and rendered; its proposer is not selected yet.
 
+    No code after it reads the body.
+
     Attributes:
+        answer: how the client wants it answered.
         id_prefix: the beginning of the response's id, with its separator.
         prompts: token ids.
         options: one entry per prompt.
@@ -78,7 +103,7 @@ class PreparedRequest:
         template_variables: those that the client has given to the chat template.
     """
 
-    body: GenerationBody
+    answer: AnswerOptions
     checked: CheckedBody
     id_prefix: str
     prompts: Sequence[Sequence[int]]
@@ -87,11 +112,6 @@ class PreparedRequest:
     shape: ChoiceShape
     overlap: float | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def n(self) -> int:
-        """Choices per prompt."""
-        return self.body.n or 1
 
     def traits(self, origin: Origin) -> Traits:
         """What routing rules match of the request."""
@@ -140,18 +160,6 @@ class AdmittedRequest:
         return headers
 
 
-def check_body(runtime: Runtime, body: Body) -> CheckedBody:
-    """Checks what needs no tokenizer. Raises `NotFound`, `InvalidField`."""
-    name = runtime.settings.served_model_name[0] if body.model is None else body.model
-    adapter = find_adapter(runtime, name)
-    strict = runtime.settings.strict_fields
-    ignored = body.ignored_fields(strict=strict)
-    if isinstance(body, GenerationBody):
-        check_generation(runtime.settings, body)
-    ignored += ignored_effort(runtime.renderer, body, strict=strict)
-    return CheckedBody(name, ignored, adapter)
-
-
 @asynccontextmanager
 async def admitted(
     runtime: Runtime,
@@ -175,15 +183,12 @@ async def admitted(
         QueueTimeout, or the limit's error: the request waited too long, its check included.
         ClientDisconnected: the client closed the connection while the request waited.
     """
-    if not prepared.body.stream:
+    answer = prepared.answer
+    if not answer.streams:
         echoes = prepared.shape.echoes_prompt
-        check_echo(prepared.prompts, prepared.n, prepared.options[0], echoes=echoes)
+        check_echo(prepared.prompts, answer.n, prepared.options[0], echoes=echoes)
     needed = demand(
-        origin.api_key,
-        prepared.prompts,
-        prepared.n,
-        prepared.options[0],
-        prepared.body.priority or 0,
+        origin.api_key, prepared.prompts, answer.n, prepared.options[0], answer.priority
     )
     adapter_used = runtime.lora_admin.used(prepared.checked.adapter)
     waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
@@ -212,11 +217,11 @@ def _admit(
 ) -> AdmittedRequest:
     selection, routing = choose(runtime, prepared, origin)
     request_id = f"{prepared.id_prefix}{uuid.uuid4().hex}"
-    n = prepared.n
+    answer, n = prepared.answer, prepared.answer.n
     params = replace(
         selection.params,
         prediction=prepared.prediction,
-        streams_stats=prepared.body.continuous_spec_stats,
+        streams_stats=answer.statistics_so_far,
     )
     adapter = prepared.checked.adapter
     engine_requests = tuple(
@@ -227,8 +232,8 @@ def _admit(
             params,
             adapter,
             template_variables=prepared.template_variables,
-            cache_salt=prepared.body.cache_salt,
-            priority=prepared.body.priority or 0,
+            cache_salt=answer.cache_salt,
+            priority=answer.priority,
         )
         for p, (prompt, options) in enumerate(
             zip(map(tuple, prepared.prompts), prepared.options, strict=True)
@@ -254,7 +259,7 @@ def choose(
 ) -> tuple[Selection, Routing]:
     """The spec method that a request would get now. Counts nothing. Raises `InvalidField`."""
     router, routing = runtime.router, NO_ROUTING
-    wanted = method_request(prepared.body)
+    wanted = prepared.answer.method
     if router.rules and (router.uses_overlap or not decides_itself(wanted)):
         routing = router.route(prepared.traits(origin))
     if decides_itself(wanted):

@@ -100,7 +100,7 @@ class GenerationResponse(Response):
             response_headers = request.headers()
             builder = self._new_builder(request)
             recording.admitted(request, builder.choices)
-            if self._prepared.body.stream:
+            if self._prepared.answer.streams:
                 events = stream_events(runtime, request, builder, in_flight.aclose)
                 stream = EventStream(
                     events,

@@ -28,20 +28,20 @@ class ResponseBuilder:
     """
 
     def __init__(self, request: AdmittedRequest) -> None:
-        body = request.prepared.body
+        answer = request.prepared.answer
         self._request = request
         self._shape = request.prepared.shape
-        self._include_usage = body.include_usage
-        self._continuous_usage = body.continuous_usage
-        self._continuous_spec = body.continuous_spec_stats
+        self._include_usage = answer.has_usage
+        self._continuous_usage = answer.usage_so_far
+        self._continuous_spec = answer.statistics_so_far
         self._tokens = TokenFields(request.prepared)
         indices = range(len(request.engine_requests))
-        self._choices = [ChoiceState(keep_text=not body.stream) for _ in indices]
+        self._choices = [ChoiceState(keep_text=not answer.streams) for _ in indices]
         self._encoded = [b""] * len(indices)
         self._logprobs: defaultdict[int, list[bytes]] = defaultdict(list)
         # Then nothing but the text differs from one ordinary chunk to the next.
         self._has_frames = (
-            bool(body.stream)
+            answer.streams
             and self._shape.is_plain
             and not self._shape.echoes_prompt
             and not (self._continuous_usage or self._continuous_spec or self._tokens.returns_ids)

@@ -21,11 +21,11 @@ class TokenFields:
     """
 
     def __init__(self, prepared: PreparedRequest) -> None:
-        body = prepared.body
-        self.returns_ids = bool(body.return_token_ids)
-        self._num_prompt_logprobs = body.prompt_logprobs
+        answer = prepared.answer
+        self.returns_ids = answer.has_token_ids
+        self._num_prompt_logprobs = answer.num_prompt_logprobs
         self._prompts = prepared.prompts
-        self._n = prepared.n
+        self._n = answer.n
         self._in_choice = prepared.shape.has_prompts
         self._held: dict[int, list[int]] = {}
         self._opened: set[int] = set()

@@ -18,7 +18,7 @@ from server.openai.message_parts import MessageReader, TextReader
 from server.openai.prompts import template_variables
 from server.openai.readers import AnswerOrCallsReader, NamedReader, ParsedReader, RequiredReader
 from server.schema.chat import ChatCompletionRequest
-from server.schema.tools import NamedTool, call_schemas, check_choice, check_tools
+from server.schema.tools import NamedTool, ToolChoice, call_schemas, check_choice, check_tools
 from server.state import Runtime
 from server.telemetry.metrics import Metrics
 from server.telemetry.repeated_warning import RepeatedWarning
@@ -51,13 +51,20 @@ class ToolUse:
     Attributes:
         on_failure: called for each choice whose parser fails.
         parsing: the engine's parsers; `None` if the text needs none.
+        choice: OpenAI's, with its default.
+        single: at most one call.
+        shows_reasoning: the message has the reasoning.
+        strict: the fields `strict` of tools that the model may call.
         of_answer: those of a text that is an answer where it can be calls.
         calls: the constraint on a text in which the model may call tools, if it has one.
     """
 
-    body: ChatCompletionRequest
     on_failure: Callable[[ParserFailure], None]
     parsing: Parsing | None
+    choice: ToolChoice
+    single: bool
+    shows_reasoning: bool
+    strict: tuple[str, ...]
     of_answer: Parsing | None = None
     calls: CallConstraint | None = None
 
@@ -75,32 +82,30 @@ class ToolUse:
             answer, calls = self._reader(self.of_answer), self._reader(self.parsing)
             return AnswerOrCallsReader(answer, calls, self.calls.begins)
         inner = self._reader(self.parsing)
-        choice = self.body.choice
-        if isinstance(choice, NamedTool):
-            return NamedReader(inner, choice.function.name)
-        return RequiredReader(inner) if choice == "required" else inner
+        if isinstance(self.choice, NamedTool):
+            return NamedReader(inner, self.choice.function.name)
+        return RequiredReader(inner) if self.choice == "required" else inner
 
     def unmet(self, *, strict: bool) -> tuple[str, ...]:
         """The fields `strict` of tools that are ignored.
 
         Raises `InvalidField` for such a field, if `strict`.
         """
-        if self.body.choice != "auto" or self.calls is not None:
+        if self.calls is not None or not self.strict:
             return ()
-        tools = enumerate(self.body.tools or ())
-        fields = [f"tools.{i}.function.strict" for i, tool in tools if tool.function.strict]
-        if fields and strict:
-            message = f"{fields[0]} cannot be enforced with this server's tool call parser"
-            raise InvalidField(fields[0], f"{message}; leave it out.", "unsupported_parameter")
-        return tuple(fields)
+        if strict:
+            field = self.strict[0]
+            message = f"{field} cannot be enforced with this server's tool call parser"
+            raise InvalidField(field, f"{message}; leave it out.", "unsupported_parameter")
+        return self.strict
 
     def _reader(self, parsing: Parsing | None) -> MessageReader:
         if parsing is None:
             return TextReader()
         return ParsedReader(
             parsing.new_parser(),
-            max_calls=1 if self.body.parallel_tool_calls is False else None,
-            shows_reasoning=self.body.include_reasoning is not False,
+            max_calls=1 if self.single else None,
+            shows_reasoning=self.shows_reasoning,
             on_failure=self.on_failure,
         )
 
@@ -127,15 +132,25 @@ def tool_use(
         template_variables=template_variables(body),
         num_earlier_calls=num_calls,
     )
-    parsing = runtime.engine.parsing(request)
-    on_failure = partial(_count_failure, runtime.metrics)
-    if parsing is None or not request.tools:
-        return ToolUse(body, on_failure, parsing)
-    calls = _chosen_calls(body, parsing, constraint)
+    use = ToolUse(
+        on_failure=partial(_count_failure, runtime.metrics),
+        parsing=runtime.engine.parsing(request),
+        choice=body.choice,
+        single=body.parallel_tool_calls is False,
+        shows_reasoning=body.include_reasoning is not False,
+        strict=tuple(
+            f"tools.{i}.function.strict"
+            for i, tool in enumerate(tools or ())
+            if tool.function.strict
+        ),
+    )
+    if use.parsing is None or not request.tools:
+        return use
+    calls = _chosen_calls(body, use.parsing, constraint)
     of_answer = None
     if calls is not None and calls.begins:
         of_answer = runtime.engine.parsing(replace(request, tools=()))
-    return ToolUse(body, on_failure, parsing, of_answer, calls)
+    return replace(use, of_answer=of_answer, calls=calls)
 
 
 def _count_failure(metrics: Metrics, failure: ParserFailure) -> None:

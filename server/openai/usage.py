@@ -30,7 +30,7 @@ def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str,
     details: dict[str, int] = {}
     if (reasoning := request.prepared.shape.num_reasoning_tokens) is not None:
         details["reasoning_tokens"] = reasoning
-    if request.prepared.body.prediction is not None:
+    if request.prepared.answer.method.has_prediction:
         by_proposer = total_spec(choices).by_proposer
         counts = by_proposer.get(request.selection.name, ProposerCounts())
         details |= {
@@ -44,7 +44,7 @@ def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str,
 
 def num_cached_tokens(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> int:
     """Prompt tokens that the prefix cache had. Each prompt counts once."""
-    return sum(choice.num_cached_tokens for choice in choices[:: request.prepared.n])
+    return sum(choice.num_cached_tokens for choice in choices[:: request.prepared.answer.n])
 
 
 def total_spec(choices: Sequence[ChoiceState]) -> SpecStats:

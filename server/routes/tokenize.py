@@ -5,7 +5,7 @@ from fastapi.responses import JSONResponse
 
 from server.contract.answers import KEY_LIMIT_ERRORS, answers
 from server.http.headers import IGNORED_FIELDS
-from server.openai.request import check_body
+from server.openai.body_checks import check_body
 from server.openai.tokenization import detokenize, tokenize
 from server.schema.answers import DetokenizeResponse, TokenizeResponse
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest

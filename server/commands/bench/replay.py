@@ -64,14 +64,18 @@ def make_parser() -> Parser:
         metavar="JSON",
         help='parameters by policy: {"goodput": {"min_gain": 0.05}}',
     )
+    _add_planning(parser)
+    add_out(parser, "for replay.json, replay.md and replay.svg")
+    return parser
+
+
+def _add_planning(parser: Parser) -> None:
     parser.add_argument("--primary", metavar="NAME", help="the proposer that load uses by default")
     parser.add_argument(
         "--late",
         action="store_true",
         help="policies learn a step later, as under asynchronous scheduling",
     )
-    add_out(parser, "for replay.json, replay.md and replay.svg")
-    return parser
 
 
 def _add_noise(parser: Parser) -> None:

@@ -15,9 +15,8 @@ from server.openai.responses.input_items import Item
 from server.openai.responses.logprobs import without_logprobs
 from server.openai.responses.output import Output
 from server.openai.responses.prepare import PreparedResponse
-from server.openai.responses.response_object import request_fields, response_usage
 from server.openai.responses.store import ResponseStore, StoredResponse
-from server.openai.usage import choice_statistics, response_metrics
+from server.openai.usage import choice_statistics, response_metrics, usage
 
 
 class ResponsesBuilder:
@@ -33,15 +32,15 @@ class ResponsesBuilder:
         self._store = store
         self._response = response
         self._request = request
-        self._streams = bool(response.body.stream)
-        self._continuous_spec = response.request.body.continuous_spec_stats
+        answer, num_top = response.request.answer, response.num_top_logprobs
+        self._streams = answer.streams
+        self._continuous_spec = answer.statistics_so_far
         self._reader = response.shape.reader(0)
         # A whole message does not tell which log probabilities are those of its text.
-        by_piece = response.body.has_logprobs and not self._reader.is_plain
+        by_piece = num_top is not None and not self._reader.is_plain
         self._reads_pieces = self._streams or by_piece
         self._state = ChoiceState(keep_text=not self._reads_pieces)
         self._events = EventWriter(silent=not self._streams)
-        num_top = (response.body.top_logprobs or 0) if response.body.has_logprobs else None
         self._output = Output(self._events, num_top)
 
     @property
@@ -134,7 +133,7 @@ class ResponsesBuilder:
             "incomplete_details": None,
             "model": self._request.prepared.checked.model,
             "output": output,
-            **request_fields(self._response),
+            **self._response.fields,
             "usage": None,
         }
 
@@ -146,10 +145,23 @@ class ResponsesBuilder:
             StoredResponse(
                 id=self._request.id,
                 owner=self._response.owner,
-                previous_id=self._response.body.previous_response_id,
+                previous_id=self._response.previous_id,
                 status=response["status"],
                 body=json.dumps(response).encode(),
                 items=json.dumps(self._response.items).encode(),
                 output=json.dumps(without_logprobs(response["output"])).encode(),
             )
         )
+
+
+def response_usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str, Any]:
+    """The `usage` of a response. What the prefix cache keeps of a prompt is not counted."""
+    figures = usage(request, choices)
+    details = figures.get("completion_tokens_details", {})
+    return {
+        "input_tokens": figures["prompt_tokens"],
+        "input_tokens_details": {"cache_write_tokens": 0, **figures["prompt_tokens_details"]},
+        "output_tokens": figures["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0, **details},
+        "total_tokens": figures["total_tokens"],
+    }

@@ -1,6 +1,6 @@
 """`/v1/responses`: from the body to a prepared request, by way of the chat that generates it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from json import loads
 from typing import Any
@@ -15,6 +15,7 @@ from server.openai.responses.as_chat import chat_body, check_own_fields, check_t
 from server.openai.responses.conversation import Source, Turn, beginnings, turns
 from server.openai.responses.field_names import response_error, response_field
 from server.openai.responses.input_items import Item, input_items
+from server.openai.responses.request_fields import request_fields
 from server.openai.responses.store import BrokenChain, ResponseStore
 from server.schema.responses import ResponsesRequest
 from server.state import Runtime
@@ -30,21 +31,21 @@ class PreparedResponse:
     Attributes:
         owner: whose key the request bears.
         items: the request's own input.
+        previous_id: the response that it continues, if any.
         stored: it can be read and continued later.
+        num_top_logprobs: alternatives of each token; `None` without log probabilities.
+        fields: those of the response that repeat its request.
         shape: has the reader of the assistant's message.
     """
 
-    body: ResponsesRequest
     owner: str
     items: Sequence[Item]
+    previous_id: str | None
     stored: bool
+    num_top_logprobs: int | None
+    fields: Mapping[str, Any]
     request: PreparedRequest
     shape: ChatShape
-
-    @property
-    def sampling(self) -> SamplingOptions:
-        """How its text is sampled."""
-        return self.request.options[0]
 
 
 async def prepare_response(
@@ -62,7 +63,16 @@ async def prepare_response(
     request = await _prepare_chat(runtime, body, conversation)
     shape = request.shape
     assert isinstance(shape, ChatShape)
-    return PreparedResponse(body, owner, items, stored, request, shape)
+    return PreparedResponse(
+        owner=owner,
+        items=items,
+        previous_id=body.previous_response_id,
+        stored=stored,
+        num_top_logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
+        fields=request_fields(body, request.options[0], stored=stored),
+        request=request,
+        shape=shape,
+    )
 
 
 def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: str) -> list[Source]:
