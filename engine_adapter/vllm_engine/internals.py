@@ -27,7 +27,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "CPUModelRunner": _RUNNER_HOOKS,
     "GPUModelRunner": _RUNNER_HOOKS,
     "LoraState": ("make_lora_inputs",),
-    "V2Sampler": ("sample",),
+    "V2Sampler": ("get_logprobs_dims", "sample"),
     "ModelCudaGraphManager": ("_init_candidates",),
     "CacheOnlyAttentionBackend": ("get_builder_cls",),
     "BaseSpeculator": ("init_cudagraph_manager", "capture", "propose"),
@@ -149,7 +149,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.worker.gpu.input_batch:InputBatch": (
         *("req_ids", "num_reqs", "num_tokens", "num_draft_tokens_per_req"),
         *("idx_mapping", "idx_mapping_np", "input_ids", "logits_indices"),
-        *("cu_num_logits", "cu_num_logits_np", "seq_lens"),
+        *("cu_num_logits", "cu_num_logits_np", "seq_lens", "seq_lens_cpu_upper_bound"),
+        *("expanded_idx_mapping", "expanded_local_pos"),
     ),
     "V2Sampler": (
         *("req_states", "sampling_states", "logits_processors"),

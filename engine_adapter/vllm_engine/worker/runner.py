@@ -41,7 +41,6 @@ from engine_adapter.vllm_engine.worker.step_drafts import (
     VerifiedStep,
 )
 from engine_adapter.vllm_engine.worker.verification.exact_match import ExactMatch
-from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
 from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 
 
@@ -191,13 +190,11 @@ class RunnerHooks:
 
     def sample(self, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
         """Samples and verifies as vLLM does, with `ExactMatch` and the rule of sampled drafts."""
-        starts = input_batch.cu_num_logits_np
-        drafts = self.drafter.sampled_drafts.pop_for_verification(
+        self.sampler.drafts = self.drafter.sampled_drafts.pop_for_verification(
             input_batch.req_ids,
             self.input_batch.num_tokens_no_spec[input_batch.idx_mapping_np],
-            np.diff(starts) - 1,
+            np.diff(input_batch.cu_num_logits_np) - 1,
         )
-        self.sampler.rule = SpeculativeSampling(drafts, starts, self.device) if drafts else None
         sampled = super().sample(hidden_states, input_batch, grammar_output)
         self._step.emitted = sampled[0].sampled_token_ids
         return sampled

@@ -11,6 +11,7 @@ import torch
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_graph_manager
+from engine_adapter.vllm_engine.worker.verification.rejection import drafted_bytes
 
 
 class WarmUpHooks:
@@ -24,6 +25,7 @@ class WarmUpHooks:
     drafter: Any
     device: torch.device
     compilation_config: Any
+    _capacity: int
     _graph_mode: Any = None
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
@@ -47,10 +49,13 @@ class WarmUpHooks:
             self.drafter.host.dummy_run(num_tokens, graphs=False)
 
     def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> Any:
-        """Holds the memory of sampled drafts meanwhile, so that vLLM does not give it to the KV."""
-        memory = self.drafter.host.sampling_memory(len(hidden_states))
+        """Holds the memory that drafts take meanwhile, so that vLLM does not give it to the KV."""
+        host, rows = self.drafter.host, len(hidden_states)
+        size = drafted_bytes(rows, self._capacity, host.target.vocab_size, hidden_states.dtype)
+        drafted = torch.empty(size, dtype=torch.uint8, device=self.device)
+        sampled = host.sampling_memory(rows)
         output = super()._dummy_sampler_run(hidden_states)
-        del memory
+        del drafted, sampled
         return output
 
     def prepare_draft_graphs(self, mode: Any) -> None:

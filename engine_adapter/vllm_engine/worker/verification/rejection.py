@@ -28,6 +28,9 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import samples, verifies_blocks
 from engine_adapter.staging import joined, to_device
 
+MOST_BYTES = 1 << 30
+"""The largest float32 copy of logits that a call makes: that of vLLM's rejection sampler."""
+
 
 def sampling_bytes(specs: Iterable[ProposerSpec], num_rows: int, vocab_size: int) -> int:
     """The memory of sampled drafts, from their draw to their verification; 0 if none samples.
@@ -43,6 +46,16 @@ def sampling_bytes(specs: Iterable[ProposerSpec], num_rows: int, vocab_size: int
         k = spec.num_speculative_tokens
         most = max(most, 4 * k + 5, 5 * k + 1 if verifies_blocks(spec) else 0)
     return most * num_rows * vocab_size * torch.float32.itemsize
+
+
+def drafted_bytes(num_rows: int, num_drafts: int, vocab_size: int, dtype: torch.dtype) -> int:
+    """What a step takes if each of its rows has drafts, beyond one without.
+
+    The logits of the drafts, and the float32 copy of a part that options need.
+    """
+    drafts = num_rows * num_drafts * vocab_size
+    positions = drafts + num_rows * vocab_size
+    return drafts * dtype.itemsize + min(positions * torch.float32.itemsize, MOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,83 @@
-"""vLLM's plain sampler with a place for the rules of sampled drafts.
+"""vLLM's plain sampler: steps with many positions in parts, and a place for the rules of drafts.
 
 Imports vLLM's runner: only a worker's process may import it.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
+from engine_adapter.vllm_engine.worker.verification.rejection import (
+    MOST_BYTES,
+    SampledDraft,
+    SpeculativeSampling,
+)
+
+NO_DRAFTS: Mapping[int, SampledDraft] = MappingProxyType({})
 
 
 class RuleSampler(compat.V2Sampler):
     """Leaves to the noise only the tokens that the rules of a step's sampled drafts emit.
 
+    A step with drafts has several positions for each row, and the options of requests need a copy
+    of their logits. Rows are sampled in parts of `MOST_BYTES`; a row is not divided.
+
     Attributes:
-        rule: of the next step; `None` if no row of it has sampled drafts.
+        drafts: row -> its sampled drafts, in the next step.
+        rule: of the part that is sampled; `None` if no row of it has sampled drafts.
     """
 
+    drafts: Mapping[int, SampledDraft] = NO_DRAFTS
     rule: SpeculativeSampling | None = None
+    _all_rows: npt.NDArray[np.integer[Any]] | None = None
+
+    def __call__(self, logits: torch.Tensor, input_batch: Any) -> Any:
+        """vLLM's `SamplerOutput` for the P positions of a step.
+
+        Args:
+            logits: [P, V], row after row.
+            input_batch: vLLM's `InputBatch`.
+        """
+        starts = input_batch.cu_num_logits_np
+        most = max(MOST_BYTES // (torch.float32.itemsize * logits.shape[1]), 1)
+        self._all_rows = input_batch.idx_mapping_np
+        outputs = [
+            self._sample_part(logits, input_batch, begin, end)
+            for begin, end in row_ranges(starts, most)
+        ]
+        self._all_rows = None
+        if len(outputs) == 1:
+            return outputs[0]
+        is_drafted = len(logits) != len(input_batch.idx_mapping_np)
+        return joined_outputs(outputs, starts.tolist() if is_drafted else None)
+
+    def _sample_part(self, logits: torch.Tensor, batch: Any, begin: int, end: int) -> Any:
+        """The output of the rows [begin, end)."""
+        starts = batch.cu_num_logits_np
+        first, stop = int(starts[begin]), int(starts[end])
+        drafts = {row - begin: of_row for row, of_row in self.drafts.items() if begin <= row < end}
+        self.rule = (
+            SpeculativeSampling(drafts, starts[begin:end] - first, logits.device)
+            if drafts
+            else None
+        )
+        if stop - first < len(logits):
+            logits, batch = logits[first:stop], rows_of(batch, begin, end)
+        return super().__call__(logits, batch)
+
+    def get_logprobs_dims(
+        self, idx_mapping_np: npt.NDArray[np.integer[Any]], include_token_ids: bool = True
+    ) -> Any:
+        """vLLM's numbers of log probabilities: for all rows of a step, whatever part is sampled."""
+        rows = idx_mapping_np if self._all_rows is None else self._all_rows
+        return super().get_logprobs_dims(rows, include_token_ids)
 
     def sample(
         self,
@@ -52,3 +111,59 @@ class RuleSampler(compat.V2Sampler):
             use_fp64=self.use_fp64_gumbel,
         )
         return tokens, processed
+
+
+def row_ranges(starts: npt.NDArray[np.integer[Any]], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows with at most so many positions together, or of one row with more.
+
+    Args:
+        starts: int [B + 1], the first position of each row, and their number.
+    """
+    begin, count = 0, len(starts) - 1
+    while begin < count:
+        end = int(np.searchsorted(starts, starts[begin] + most, side="right")) - 1
+        end = min(max(end, begin + 1), count)
+        yield begin, end
+        begin = end
+
+
+def rows_of(batch: Any, begin: int, end: int) -> Any:
+    """The rows [begin, end) of vLLM's `InputBatch`, as its sampler reads them."""
+    starts = batch.cu_num_logits_np
+    first, stop = int(starts[begin]), int(starts[end])
+    part = copy(batch)
+    part.num_reqs = end - begin
+    part.cu_num_logits = batch.cu_num_logits[begin : end + 1] - first
+    part.cu_num_logits_np = starts[begin : end + 1] - first
+    for name in ("idx_mapping", "idx_mapping_np", "seq_lens", "seq_lens_cpu_upper_bound"):
+        setattr(part, name, getattr(batch, name)[begin:end])
+    for name in ("expanded_idx_mapping", "expanded_local_pos", "logits_indices"):
+        setattr(part, name, getattr(batch, name)[first:stop])
+    return part
+
+
+def joined_outputs(outputs: Sequence[Any], starts: list[int] | None) -> Any:
+    """The `SamplerOutput` of a step from those of its parts.
+
+    Args:
+        starts: the first position of each row, and their number; `None` if each row has one.
+    """
+
+    def joined(name: str, **kwargs: Any) -> Any:
+        parts = [getattr(output, name) for output in outputs]
+        if parts[0] is None:
+            return None
+        join = torch.cat if isinstance(parts[0], torch.Tensor) else type(parts[0]).cat
+        return join(parts, **kwargs)
+
+    return replace(
+        outputs[0],
+        **{
+            name: joined(name)
+            for name in (
+                *("sampled_token_ids", "num_sampled", "num_rejected", "num_nans"),
+                "sampling_mask_tensors",
+            )
+        },
+        logprobs_tensors=joined("logprobs_tensors", cu_num_generated_tokens=starts),
+    )

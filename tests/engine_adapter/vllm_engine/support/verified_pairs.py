@@ -17,7 +17,6 @@ import torch
 from engine_adapter.vllm_engine.worker.verification.exact_match import ExactMatch
 from engine_adapter.vllm_engine.worker.verification.rejection import (
     SampledDraft,
-    SpeculativeSampling,
 )
 from tests.engine_adapter.vllm_engine.support.exact import Floats, Sampling, distribution
 from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of
@@ -227,10 +226,7 @@ class _Verification:
         inputs = torch.cat([newest, drafts], dim=1)[scheduled]
         state = self._states[newest[:, 0] + 1 if history.shape[1] else newest[:, 0] * 0]
         batch = _batch(state, texts * _LENGTH + history.shape[1], lengths + 1, inputs)
-        starts = batch.cu_num_logits_np
-        self._sampler.rule = (
-            SpeculativeSampling(sampled, starts, logits.device) if sampled else None
-        )
+        self._sampler.drafts = sampled
         output = self._verify(logits, batch)
         return output.sampled_token_ids, output.num_sampled
 

@@ -15,6 +15,8 @@ from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 class Base:
     """The parts of vLLM's runner that the hooks use."""
 
+    _capacity = 5
+
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.device = torch.device("cpu")
@@ -23,6 +25,7 @@ class Base:
             draft_models={"draft": model},
             dummy_run=lambda tokens, graphs: self.calls.append((tokens, graphs)),
             sampling_memory=lambda rows: Memory(self.reserved, rows),
+            target=SimpleNamespace(vocab_size=1000),
         )
         self.reserved: list[str] = []
         self.drafter = SimpleNamespace(host=host)

@@ -68,6 +68,15 @@ def test_a_grammar_that_truncates_drafts_changes_nothing(rules: str) -> None:
     assert worst(BATCHES[rules], Sampling(), world=World(allowed=ALLOWED)) > ALPHA
 
 
+def test_steps_that_are_sampled_in_parts_have_the_same_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from engine_adapter.vllm_engine.worker.verification import rule_sampler
+
+    monkeypatch.setattr(rule_sampler, "MOST_BYTES", 4 * V * 20_000)
+    assert worst(BATCHES["mixed"], Sampling(temperature=0.7)) > ALPHA
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_row_may_end_by_its_draft_if_that_draft_is_verified(rule: str) -> None:
     assert worst([rule], Sampling(), world=World(drops=0)) > ALPHA

@@ -1,5 +1,6 @@
-"""The sampler with rules: what it returns beside the tokens. `test_distribution` has the tokens."""
+"""The sampler with rules and parts, beside the distribution of its tokens: `test_distribution`."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,3 +53,87 @@ def test_log_probabilities_do_not_show_the_rule(
     assert torch.equal(processed, plain)
     assert torch.equal(logits, before)
     assert tokens[0] != 5
+
+
+SIZES = [3, 1, 4, 2, 3]
+"""Positions of each row: its drafts, and one more."""
+
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 1.0, "seed": 3, "logprobs": 2},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.5},
+    {"temperature": 0.7, "seed": 4, "top_k": 3},
+    {},
+    {"temperature": 1.0, "seed": 5, "logit_bias": {2: 3.0}},
+]
+
+
+def step_of(sampler: Any) -> SimpleNamespace:
+    """vLLM's `InputBatch` of a step of five rows."""
+    rows, sizes = rows_of(sampler, range(len(SIZES))), np.array(SIZES)
+    starts = np.concatenate([[0], sizes.cumsum()])
+    place = np.arange(starts[-1]) - starts[:-1].repeat(sizes)
+    lengths = torch.full((len(SIZES),), 20, dtype=torch.int32)
+    return SimpleNamespace(
+        num_reqs=len(SIZES),
+        idx_mapping=torch.from_numpy(rows),
+        idx_mapping_np=rows,
+        expanded_idx_mapping=torch.from_numpy(rows.repeat(sizes)),
+        expanded_local_pos=torch.from_numpy(place.astype(np.int32)),
+        cu_num_logits=torch.from_numpy(starts.astype(np.int32)),
+        cu_num_logits_np=starts,
+        logits_indices=torch.arange(starts[-1]),
+        input_ids=torch.from_numpy(place % V).int(),
+        positions=torch.from_numpy(place + 1),
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+    )
+
+
+@pytest.mark.parametrize("most", [1, 4, 7])
+def test_a_step_that_is_sampled_in_parts_has_the_same_output(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_adapter.vllm_engine.worker.verification import rule_sampler
+
+    requests = [([1], [2], options) for options in OPTIONS]
+    sampler = sampler_of(V, requests, rule_sampler.RuleSampler)
+    step = step_of(sampler)
+    logits = torch.randn(sum(SIZES), V, generator=torch.Generator().manual_seed(1))
+    whole = sampler(logits.clone(), step)
+    monkeypatch.setattr(rule_sampler, "MOST_BYTES", 4 * V * most)
+    parts = sampler(logits.clone(), step)
+    for name in ("sampled_token_ids", "num_sampled", "num_rejected"):
+        assert torch.equal(getattr(parts, name), getattr(whole, name)), name
+    for part, of_whole in zip(parts.logprobs_tensors[:3], whole.logprobs_tensors[:3], strict=True):
+        assert torch.equal(part, of_whole)
+    starts = parts.logprobs_tensors.cu_num_generated_tokens
+    assert starts == whole.logprobs_tensors.cu_num_generated_tokens == [0, 3, 4, 8, 10, 13]
+
+
+def test_a_part_has_the_rules_of_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row has one certain draft that the target never emits, or always."""
+    from engine_adapter.vllm_engine.worker.verification import rule_sampler
+
+    requests = [([1], [2], {"temperature": 1.0}) for _ in SIZES]
+    sampler = sampler_of(V, requests, rule_sampler.RuleSampler)
+    step = step_of(sampler)
+    first = step.cu_num_logits_np[:-1]
+    logits = torch.zeros(sum(SIZES), V)
+    logits[first] = -1e9
+    logits[first, [0, 1, 2, 3, 4]] = 0.0
+    monkeypatch.setattr(rule_sampler, "MOST_BYTES", 4 * V * 5)
+    sampler.drafts = {
+        row: SampledDraft(torch.tensor([token]), torch.eye(V)[[token]])
+        for row, token in ((0, 0), (2, 7), (4, 4))
+    }
+    tokens = sampler(logits, step).sampled_token_ids.view(-1)
+    assert tokens[first].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rows_are_not_divided() -> None:
+    from engine_adapter.vllm_engine.worker.verification.rule_sampler import row_ranges
+
+    starts = np.array([0, 3, 4, 8, 10, 13])
+    assert list(row_ranges(starts, 100)) == [(0, 5)]
+    assert list(row_ranges(starts, 4)) == [(0, 2), (2, 3), (3, 4), (4, 5)]
+    assert list(row_ranges(starts, 1)) == [(i, i + 1) for i in range(5)]
