@@ -1,4 +1,4 @@
-"""A row of the table in docs/models.md, and the model that the tests make of it."""
+"""A row of the table in docs/lab/architectures.md, and the model that the tests make of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

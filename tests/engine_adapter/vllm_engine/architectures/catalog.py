@@ -1,4 +1,4 @@
-"""The architectures of the table in docs/models.md, as data.
+"""The architectures of the table in docs/lab/architectures.md, as data.
 
 Each is a small model that the tests make: two layers or as few as its pattern of layers needs, with
 random weights and the tokenizer of the demo.

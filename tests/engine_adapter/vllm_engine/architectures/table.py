@@ -1,4 +1,4 @@
-"""Writes the table of docs/models.md from `results.json`.
+"""Writes the table of docs/lab/architectures.md from `results.json`.
 
 python -m tests.engine_adapter.vllm_engine.architectures.table
 """
@@ -11,7 +11,7 @@ from tests.engine_adapter.vllm_engine.architectures.architecture import Architec
 from tests.engine_adapter.vllm_engine.architectures.catalog import REFUSED, SERVED
 from tests.engine_adapter.vllm_engine.architectures.results import CHECKS, Result
 
-PAGE = Path(__file__).parents[4] / "docs" / "models.md"
+PAGE = Path(__file__).parents[4] / "docs" / "lab" / "architectures.md"
 BEGIN, END = "<!-- table of architectures -->\n", "<!-- end of the table -->\n"
 PROPOSERS = ("ngram", "suffix", "self", "sibling", "medusa", "eagle", "cascade")
 

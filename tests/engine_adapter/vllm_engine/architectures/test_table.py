@@ -1,6 +1,7 @@
-"""The table of docs/models.md, the catalog and the list in the server are the same."""
+"""The table of docs/lab/architectures.md, the catalog and the list in the server are the same."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from engine_adapter.config import EngineConfig
 from engine_adapter.errors import EngineConfigError
 from engine_adapter.vllm_engine.gateway import preflight
 from engine_adapter.vllm_engine.gateway.proven_models import PROVEN
+from tests import documentation
 from tests.engine_adapter.vllm_engine.architectures import results
 from tests.engine_adapter.vllm_engine.architectures.architecture import Architecture
 from tests.engine_adapter.vllm_engine.architectures.catalog import REFUSED, SERVED
@@ -39,6 +41,12 @@ def test_the_page_has_the_table_of_the_results() -> None:
 
 def test_the_server_knows_the_architectures_of_the_table() -> None:
     assert {result.architecture for result in results.load().values()} == PROVEN
+
+
+def test_the_users_page_lists_what_the_server_knows() -> None:
+    page = (PAGE.parents[1] / "models.md").read_text("utf-8")
+    section = documentation.section(page, "Proven architectures")
+    assert set(re.findall(r"`(\w+(?:ForCausalLM|LMHeadModel))`", section)) == PROVEN
 
 
 @pytest.mark.parametrize("fault", ["differs", "missing"])
