@@ -1,4 +1,4 @@
-"""Every architecture of the catalog on a real engine: the rows of the table in docs/lab/architectures.md.
+"""Every architecture of the catalog on a real engine: the rows of docs/lab/architectures.md.
 
 Each row is written to `results.json`, and `python -m
 tests.engine_adapter.vllm_engine.architectures.table` writes the page's table from it.
