@@ -126,7 +126,7 @@ async def test_generations_have_the_targets_distribution(mapping: Live) -> None:
 
 
 async def test_missing_tokens_cost_accepted_drafts(mapping: Live) -> None:
-    """Prints the table of docs/proposers.md."""
+    """Prints the figures of docs/lab/drafts.md."""
     steps, rates = {}, {}
     for name in ("draft", "permuted", "partial"):
         results = await answers(mapping, "free", 0.0, name, 4)

@@ -172,4 +172,4 @@ LAYOUTS: Mapping[str, Layout] = {
         _w8a8,
     ),
 }
-"""Each layout by its name in docs/models.md."""
+"""Each layout by its name in docs/lab/models.md."""

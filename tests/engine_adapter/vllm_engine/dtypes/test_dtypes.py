@@ -1,4 +1,4 @@
-"""Targets in several dtypes, and quantized ones, on a real engine: the rows of docs/models.md.
+"""Targets in several dtypes, and quantized ones, on a real engine: the rows of docs/lab/models.md.
 
 With `-s` each test prints its row of the table.
 """
