@@ -331,7 +331,7 @@ def test_pages_are_sound(check: Callable[[], Iterable[str]]) -> None:
 
 
 def test_pages_that_name_releases_of_vllm_name_all_supported_ones() -> None:
-    """Statements about one release, and figures measured on one, are on two pages and in the lab."""
+    """Statements about one release, and figures of one, are on two pages and in the laboratory."""
     about_one = {"performance.md", "upgrading-vllm.md"}
     supported = f"vLLM {' and '.join(compat.SUPPORTED)}"
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
