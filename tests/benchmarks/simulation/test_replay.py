@@ -13,10 +13,10 @@ from benchmarks.simulation.oracle import oracle_tokens_per_s
 from benchmarks.simulation.record import compare
 from benchmarks.simulation.replay import ReplayPlan, replay
 from benchmarks.simulation.result import switches
-from benchmarks.simulation.synthetic import PROPOSERS, synthetic_trace
 from benchmarks.simulation.trace import Trace, TraceError, load_trace, save_trace
 from benchmarks.simulation.workloads import WORKLOADS
 from engine_adapter.types import PLAIN, SpecMethod
+from tests.benchmarks.simulation.synthetic import PROPOSERS, synthetic_trace
 
 RECORDED = Path(__file__).parents[1] / "data" / "demo-trace.json.gz"
 """Of `specgate bench record --target demo --requests 8 --max-tokens 64 --timed-steps 60`."""

@@ -1,6 +1,7 @@
 """Policies over time, in the simulator: they adapt, they do not oscillate, they are never slower.
 
-The traces are made up (`benchmarks.simulation.synthetic`), with the costs of the demo's wide twin.
+The traces are made up (`tests.benchmarks.simulation.synthetic`), with the costs of the demo's wide
+twin.
 Every figure is a mean over `SEEDS`.
 """
 
@@ -13,11 +14,11 @@ from benchmarks.simulation.costs import Noise, SlowPhase
 from benchmarks.simulation.engine import Simulation
 from benchmarks.simulation.replay import adaptation
 from benchmarks.simulation.result import Result, rate
-from benchmarks.simulation.synthetic import PROPOSERS, QUALITIES, Quality, synthetic_trace
 from benchmarks.simulation.trace import Trace
 from benchmarks.simulation.workloads import WORKLOADS, Workload
 from engine_adapter.policies.names import GOODPUT, PER_REQUEST
 from engine_adapter.types import NONE, PLAIN, SpecMethod
+from tests.benchmarks.simulation.synthetic import PROPOSERS, QUALITIES, Quality, synthetic_trace
 
 pytestmark = pytest.mark.prove  # minutes
 

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.simulation import record as recording
 from benchmarks.simulation.record import RecordPlan
-from benchmarks.simulation.synthetic import synthetic_trace
 from benchmarks.simulation.trace import Trace, load_trace
 from demo import model_path
 from engine_adapter.policies.contract import RequestClass
 from server.cli import main
 from server.commands import FAILED
+from tests.benchmarks.simulation.synthetic import synthetic_trace
 from tests.server.commands.bench.refusal import complaint
 
 DRAFT = {"name": "draft", "method": "draft_model", "model": str(model_path("draft"))}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulation.synthetic import synthetic_trace
 from benchmarks.simulation.trace import save_trace
 from server.cli import main
 from server.commands import FAILED
+from tests.benchmarks.simulation.synthetic import synthetic_trace
 from tests.server.commands.bench.refusal import complaint
 
 STATIC = ["none", "ngram", "suffix", "draft", "medusa", "eagle3"]
