@@ -1,1 +1,1 @@
-"""The harness of `specgate bench`: workloads, measured systems, measurements and statistics."""
+"""Measurements of speed: workloads, measured systems, statistics, and their commands."""

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
@@ -17,13 +16,17 @@ LIBRARIES = (
 )
 
 
-def environment_info(argv: Sequence[str], target: str | None = None) -> dict[str, Any]:
+def environment_info(command: str, target: str | None = None) -> dict[str, Any]:
     """What the results depend on: command, versions, processor, load and OpenMP variables.
 
-    They are of this machine. `target` is the measured model, if this machine serves it.
+    They are of this machine.
+
+    Args:
+        command: the command line.
+        target: the measured model, if this machine serves it.
     """
     return {
-        "command": shlex.join(["specgate", "bench", *argv]),
+        "command": command,
         **({} if target is None else {"target": Path(target).name}),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),

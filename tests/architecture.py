@@ -56,6 +56,16 @@ SCHEMA_MAY_IMPORT = (
     "server.control.method_names",
     "server.control.types",
 )
+WORKSHOP = (
+    "benchmarks.fleet",
+    "benchmarks.gateway",
+    "benchmarks.plan",
+    "benchmarks.simulation",
+    "benchmarks.step",
+)
+"""What only developers run, from a checkout: pyproject.toml leaves it out of the wheel."""
+
+HANDS_OVER = "server.commands.bench"
 VLLM_ENGINE = "engine_adapter.vllm_engine"
 PROCESSES = tuple(f"{VLLM_ENGINE}.{part}" for part in ("gateway", "core", "worker"))
 IN_ALL_PROCESSES = tuple(
@@ -80,9 +90,9 @@ ENGINES = ("engine_adapter.vllm_engine", "engine_adapter.fake")
 MAY_IMPORT_ENGINES = (
     "engine_adapter.factory",
     # It steps vLLM's own engine with Specgate's arguments: the seam has no step to call.
-    "benchmarks.step_cost",
-    "benchmarks.step_times",
-    "benchmarks.step_python",
+    "benchmarks.step.cost",
+    "benchmarks.step.times",
+    "benchmarks.step.own_python",
     "benchmarks.simulation.record",
     # Stock vLLM has other methods in each release.
     "benchmarks.sides",
@@ -162,6 +172,26 @@ def processes_import_each_other(root: Path) -> list[str]:
         if is_in(i.importer, *PROCESSES, *IN_ALL_PROCESSES)
         and is_in(i.target, process)
         and not is_in(i.importer, process)
+    ]
+
+
+def server_imports_benchmarks(root: Path) -> list[str]:
+    """The gateway knows no measurement: one module hands over to them."""
+    return [
+        str(i)
+        for i in imports(root)
+        if is_in(i.importer, "server")
+        and is_in(i.target, "benchmarks")
+        and i.importer != HANDS_OVER
+    ]
+
+
+def wheel_imports_workshop(root: Path) -> list[str]:
+    """What the wheel has imports nothing that it leaves out."""
+    return [
+        str(i)
+        for i in imports(root)
+        if is_in(i.target, *WORKSHOP) and not is_in(i.importer, *WORKSHOP)
     ]
 
 

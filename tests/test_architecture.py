@@ -37,6 +37,14 @@ RULES: list[tuple[Check, str]] = [
         "What crosses processes belongs in vllm_engine/wire.py, a patch of vLLM in patches/",
     ),
     (
+        architecture.server_imports_benchmarks,
+        "Measurements use the gateway: move what both need below it",
+    ),
+    (
+        architecture.wheel_imports_workshop,
+        "The wheel has no such module: move what both need out of the workshop",
+    ),
+    (
         architecture.schema_imports_control,
         "A body class needs no slots and no switcher: move the constant to server/control/types.py",
     ),
@@ -100,6 +108,8 @@ def test_the_parts_that_the_rules_name_exist() -> None:
         *architecture.ENGINES,
         *architecture.ROUTES_MAY_IMPORT,
         *architecture.TRACING,
+        *architecture.WORKSHOP,
+        architecture.HANDS_OVER,
     }
     assert named - modules == {"server.__version__"}
 
@@ -167,6 +177,22 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
         architecture.processes_import_each_other,
         {"engine_adapter/vllm_engine/wire.py": "from .core import a"},
         "engine_adapter.vllm_engine.wire:1 imports engine_adapter.vllm_engine.core.a",
+    ),
+    (
+        architecture.server_imports_benchmarks,
+        {
+            "server/a.py": "def f():\n    from benchmarks.load import run",
+            "server/commands/bench.py": "from benchmarks.commands import run_command",
+        },
+        "server.a:2 imports benchmarks.load.run",
+    ),
+    (
+        architecture.wheel_imports_workshop,
+        {
+            "benchmarks/a.py": "from benchmarks.step import cost",
+            "benchmarks/plan/b.py": "from benchmarks.step import cost",
+        },
+        "benchmarks.a:1 imports benchmarks.step.cost",
     ),
     (
         architecture.schema_imports_control,

@@ -14,14 +14,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
+from benchmarks.commands import gpu
+from benchmarks.commands.load_arguments import make_parser
 from benchmarks.load.workloads import WORKLOADS
 from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
 from engine_adapter.vllm_engine import compat
-from server.commands.bench import gpu
-from server.commands.bench.load_arguments import make_parser
 from server.control.records import (
     Drain,
     PolicyRecord,

@@ -1,5 +1,6 @@
 """What is installed, and from what."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from engine_adapter.vllm_engine import compat
-from tests import vllm_overlay
+from server.commands import bench
+from tests import architecture, source_imports, vllm_overlay
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT_WITHOUT_CPU = {"torchvision", "torchaudio", "torchcodec"}
@@ -126,6 +128,26 @@ def test_the_wheel_has_the_packages_and_the_demo(
     tops = {name.split("/")[0] for name in names}
     info = f"specgate-{project['version']}.dist-info"
     assert tops == {"server", "engine_adapter", "demo", "benchmarks", info}
+
+
+def test_the_wheel_has_every_measurement_but_those_of_the_workshop(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    expected = {
+        path.relative_to(ROOT).as_posix()
+        for module, path in source_imports.sources(ROOT)
+        if source_imports.is_in(module, "benchmarks")
+        and not source_imports.is_in(module, *architecture.WORKSHOP)
+    }
+    assert {name for name in wheel.namelist() if name.startswith("benchmarks/")} == expected
+    wheel.extractall(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for action in bench.ACTIONS:
+        words = ["-P", "-m", "server.cli", "bench", action, "--help"]
+        done = subprocess.run(
+            [sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.stdout.startswith(f"usage: specgate bench {action}"), done.stderr
 
 
 def test_the_wheel_has_the_command_and_the_licence(

@@ -1,1 +1,1 @@
-"""`specgate bench gateway`: what the gateway itself costs, beside a bare uvicorn app."""
+"""What the gateway itself costs, beside a bare uvicorn app."""

@@ -1,4 +1,4 @@
-"""`specgate bench record`: a trace of a real engine, in this process.
+"""A trace of a real engine, in this process.
 
 The engine decodes plainly. At every position every proposer drafts for every row, with its whole k;
 the drafts are noted and thrown away. Afterwards they are compared with the tokens that the target

@@ -1,4 +1,4 @@
-"""`specgate bench replay`: policies over a trace, against every static choice and two oracles.
+"""Policies over a trace, against every static choice and two oracles.
 
 *regret* is the share of tokens per second that a policy loses against a choice; negative is a gain.
 The *static* choices are plain decoding and each proposer with its whole k, for all requests. The

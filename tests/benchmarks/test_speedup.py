@@ -82,11 +82,11 @@ async def test_results_are_written_as_json_table_and_plot(tmp_path: Path) -> Non
     results = await measure_speedups(
         SpeedupPlan("t", [NGRAM], levels=(1, 2), minutes=0.01), SteadyLauncher()
     )
-    info = report.environment_info(["gain", "--target", "my model"], "some/folder/wide")
+    info = report.environment_info("specgate bench gain --quick", "some/folder/wide")
     report.write(tmp_path, "gain", info, results, tables(results))
     plot.save(results, tmp_path / "gain.svg", "Target: wide")
     read = json.loads((tmp_path / "gain.json").read_text())
-    assert read["command"] == "specgate bench gain --target 'my model'"
+    assert read["command"] == "specgate bench gain --quick"
     assert read["target"] == "wide"
     assert read["results"][1]["gain"]["median"] == pytest.approx(2.0)
     assert len(read["results"][1]["samples"]) == results[1].gain.count

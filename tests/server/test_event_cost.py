@@ -1,6 +1,6 @@
 """What an event of a stream costs the gateway, as calls of Python functions: it does not creep up.
 
-A time would depend on the machine. `specgate bench gateway` measures it.
+A time would depend on the machine. `python -m benchmarks.gateway` measures it.
 """
 
 import sys

@@ -77,7 +77,7 @@ class EngineProcess:
         # vLLM starts it with the first request, and a death before that would go unnoticed.
         self._llm._run_output_handler()
         silence_engine_death()
-        # A core that only replays, as that of `bench gateway`, has no process that could hang.
+        # A core that only replays, as that of `benchmarks.gateway`, has no process that could hang.
         for process in self._processes:
             tree = await ray_backend.tree_of(process.pid, self._config, self.collective_rpc)
             self._watch = asyncio.create_task(self._kill_when_hung(tree), name="engine-heartbeat")

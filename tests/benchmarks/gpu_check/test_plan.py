@@ -86,7 +86,7 @@ def test_both_servers_of_the_comparison_find_their_share_of_a_gpu_free() -> None
 
 
 def test_the_arguments_of_the_comparison_are_those_of_its_command() -> None:
-    from server.commands.bench.compare import make_parser
+    from benchmarks.commands.compare import make_parser
 
     for stage in planned(Device.CUDA)["speed"], planned(Device.CPU)["speed"]:
         options = make_parser().parse_args(list(stage.command[5:]))

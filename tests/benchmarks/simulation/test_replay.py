@@ -19,7 +19,7 @@ from engine_adapter.types import PLAIN, SpecMethod
 from tests.benchmarks.simulation.synthetic import PROPOSERS, synthetic_trace
 
 RECORDED = Path(__file__).parents[1] / "data" / "demo-trace.json.gz"
-"""Of `specgate bench record --target demo --requests 8 --max-tokens 64 --timed-steps 60`."""
+"""Of `record --target demo --requests 8 --max-tokens 64 --timed-steps 60`."""
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Switches over many servers of this machine."""

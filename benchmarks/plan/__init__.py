@@ -1,0 +1,1 @@
+"""The CPU time of a policy's plan."""
