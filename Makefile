@@ -64,11 +64,12 @@ check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
 	$(BIN)/mypy $(SOURCES) tests
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-# On a machine with a GPU, whose environment is not the one that this file installs.
+# On a machine with a GPU, whose environment is not the one that this file installs. It runs what is
+# installed there, also in a folder that has a `server` of its own.
 GPU_PYTHON ?= python3
 
 gpu-check:  ## Checks everything that needs a GPU; ARGS="..." goes to `specgate bench gpu`.
-	$(GPU_PYTHON) -m server.cli bench gpu $(ARGS)
+	"$$(dirname "$$(command -v $(GPU_PYTHON))")/specgate" bench gpu $(ARGS)
 
 openapi: $(VENV)/.cpu  ## Rewrites docs/openapi.json, which a test compares with the server's.
 	$(BIN)/python -m server.contract docs/openapi.json

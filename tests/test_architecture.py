@@ -76,6 +76,10 @@ RULES: list[tuple[Check, str]] = [
         "Measure with time.monotonic or time.perf_counter; time.time is for timestamps",
     ),
     (
+        source_style.processes_that_import_from_their_folder,
+        "Start it with sys.executable, '-P', '-m' and the module's name",
+    ),
+    (
         source_style.long_files,
         'Split it by concern, or begin a sentence of its docstring with "Long because"',
     ),
@@ -282,6 +286,14 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
             "engine_adapter/e.py": "import engine_adapter.d",
         },
         "engine_adapter.d -> engine_adapter.e -> engine_adapter.d",
+    ),
+    (
+        source_style.processes_that_import_from_their_folder,
+        {
+            "server/a.py": "run([sys.executable, '-m', 'x'])",
+            "server/b.py": "run([sys.executable, '-P', '-m', 'x'])",
+        },
+        "server.a:1 starts Python without -P",
     ),
     (source_style.vague_names, {"demo/utils.py": "", "demo/corpus.py": ""}, "demo.utils"),
     (

@@ -108,6 +108,17 @@ def test_set_up_names_no_registry(name: str) -> None:
     assert not re.search(r"https?://|index-url|find-links", text)
 
 
+def test_the_gpu_check_is_the_command_beside_the_python_that_it_is_given(tmp_path: Path) -> None:
+    """Not the sources of the folder in which it runs."""
+    for name, line in (("python3", "exit 1"), ("specgate", 'echo "specgate $*"')):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+    command = ["make", "-s", "gpu-check", f"GPU_PYTHON={tmp_path}/python3", "ARGS=--stage eager"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "specgate bench gpu --stage eager\n"
+
+
 def test_the_wheel_has_the_packages_and_the_demo(
     wheel: zipfile.ZipFile, project: dict[str, Any]
 ) -> None:

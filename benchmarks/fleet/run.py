@@ -86,7 +86,7 @@ async def replicas(number: int, per_process: int) -> AsyncIterator[tuple[list[st
 
 def _start(number: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.fleet.servers", str(number)],
+        [sys.executable, "-P", "-m", "benchmarks.fleet.servers", str(number)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -159,4 +159,4 @@ def _stub(setup: Setup, front_end: str) -> list[str]:
 
 
 def _module(name: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", name, *words]
+    return [sys.executable, "-P", "-m", name, *words]

@@ -23,7 +23,7 @@ def probe(device: Device) -> dict[str, Any]:
     Raises:
         NoDevice: there is none of the kind.
     """
-    command = [sys.executable, "-m", "benchmarks.gpu_check.device", device.value]
+    command = [sys.executable, "-P", "-m", "benchmarks.gpu_check.device", device.value]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -210,7 +210,7 @@ def _engine_stage(
         stock_texts=str(plan.out / STOCK_TEXTS),
         result=str(result),
     )
-    command = [sys.executable, "-m", f"benchmarks.gpu_check.{module}", task.to_json()]
+    command = [sys.executable, "-P", "-m", f"benchmarks.gpu_check.{module}", task.to_json()]
     return Stage(name, purpose, command, result, plan.limit_s, environment, reading=reading, **more)
 
 
@@ -234,7 +234,7 @@ def _speed_stage(plan: CheckPlan) -> Stage:
         words += ["--gpu-memory-utilization", str(GPU_SHARE)]
     folder, result = plan.out / "speed", plan.out / "speed.json"
     module = "benchmarks.gpu_check.speed_stage"
-    command = [sys.executable, "-m", module, str(folder), str(result), *words]
+    command = [sys.executable, "-P", "-m", module, str(folder), str(result), *words]
     purpose = "tokens per second against stock vLLM as it starts by default"
     if plan.device is Device.CPU:
         purpose = "tokens per second against stock vLLM"

@@ -89,5 +89,5 @@ def test_the_arguments_of_the_comparison_are_those_of_its_command() -> None:
     from benchmarks.commands.compare import make_parser
 
     for stage in planned(Device.CUDA)["speed"], planned(Device.CPU)["speed"]:
-        options = make_parser().parse_args(list(stage.command[5:]))
+        options = make_parser().parse_args(list(stage.command[6:]))
         assert options.side == ["stock", "all"]
