@@ -75,7 +75,8 @@ class Steps:
         made = arguments.engine_args(config, K, None).create_engine_config()
         self._engine: Any = LLMEngine.from_vllm_config(made)
         self._number = 0
-        executor = self._engine.engine_core.engine_core.model_executor
+        core: Any = self._engine.engine_core
+        executor = core.engine_core.model_executor
         self._runner = executor.driver_worker.worker.model_runner
         self._clock = clock
         drafter = self._runner.drafter.host.draft_models["eagle3"]._loaded.model
