@@ -23,7 +23,8 @@ from server.control.policy_admin import PolicyAdmin
 from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
-from server.fleet.http_replica import fleet_client
+from server.fleet.follower import Follower
+from server.fleet.http_fleet import fleet_client
 from server.fleet.member import Member
 from server.fleet.peers import Peers
 from server.openai.responses.store import ResponseStore
@@ -64,8 +65,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.leave()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        if state.peers is not None:
-            await state.peers.close()
+        for part in state.fleet_parts:
+            await part.close()
         closing = [] if state.tracing is None else [state.tracing.close()]
         await asyncio.gather(state.engine.stop(), *closing)
         state.audit.close()
@@ -75,6 +76,7 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
     try:
         await state.engine.start(callbacks.on_progress)
         runtime = await _create_runtime(state)
+        state.fleet_parts.append(runtime.fleet)
         await _join_fleet(state, runtime.fleet)
         state.runtime = runtime
         if state.leaving:  # told before there was a runtime
@@ -97,14 +99,13 @@ async def _join_fleet(state: AppState, member: Member) -> None:
     if not settings.fleet_peers and settings.fleet_state is None:
         return
     key = None if settings.fleet_key is None else settings.fleet_key.get_secret_value()
-    state.peers = Peers(
-        member,
-        fleet_client(key),
-        settings.fleet_peers,
-        settings.fleet_state,
-        settings.fleet_poll_s,
-    )
-    await state.peers.join()
+    peers = Peers(fleet_client(key), settings.fleet_peers, settings.fleet_state)
+    follower = Follower(member, peers.ask, settings.fleet_poll_s)
+    state.fleet_parts[:0] = [follower, peers]
+    if not await follower.learn():
+        sources = {"peers": list(settings.fleet_peers), "state_file": settings.fleet_state}
+        log.warning("fleet_not_found", **sources)
+    follower.start()
 
 
 async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:

@@ -22,6 +22,7 @@ from server.control.proposer_admin import ProposerAdmin
 from server.control.router import Router
 from server.control.switcher import Switcher
 from server.errors import ApiError
+from server.fleet.follower import Follower
 from server.fleet.member import Member
 from server.fleet.peers import Peers
 from server.http.keyring import Keyring
@@ -72,7 +73,7 @@ class AppState:
         startup_error: the reason why the engine did not start.
         start_ended: set when the start has ended, with a runtime or with an error.
         leaving: the server was told to stop. It may accept requests for a while.
-        peers: the servers that are asked for the fleet's method; `None` without.
+        fleet_parts: what follows the fleet's state, to be closed in this order.
         reading: the tasks of the requests whose body has not arrived in full.
     """
 
@@ -89,7 +90,7 @@ class AppState:
     start_ended: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
     reading: set[asyncio.Task[None]] = field(default_factory=set)
-    peers: Peers | None = None
+    fleet_parts: "list[Follower | Peers | Member]" = field(default_factory=list)
 
     def leave(self) -> None:
         """Notes that the server was told to stop. Safe to call twice."""

@@ -31,7 +31,8 @@ from server.control.records import (
     SwitchResult,
 )
 from server.control.types import SwitchMode
-from server.fleet.replica import Prepared, ReplicaState
+from server.fleet.desired import DesiredState
+from server.fleet.replica import Checked, FleetStatus, ReplicaState
 from server.openai.usage import speculative_decoding
 from server.schema import admin, fleet, policy
 from server.schema.chat import ChatCompletionRequest
@@ -59,7 +60,7 @@ METRICS, PROPOSERS = PAGES["docs/metrics.md"], PAGES["docs/proposers.md"]
 
 NOT_SETTINGS = (
     *("--concurrency", "--help", "--config", "--url", "--watch", "--json", "--on-timeout"),
-    *("--all", "--skip-unreachable", "--policies", "--write-state"),
+    *("--all", "--policies", "--write-state"),
     *("--noise", "--outliers", "--starts"),
     "--no-console",
     "--full-attention-indices",
@@ -173,11 +174,11 @@ PARTS = (
     ReasoningItem,
     admin.SwitchRequest,
     admin.SpecMethodResponse,
-    admin.Fleet,
-    fleet.PrepareRequest,
-    fleet.CommitRequest,
-    fleet.RollbackRequest,
-    Prepared,
+    fleet.CheckRequest,
+    fleet.FleetMethodRequest,
+    DesiredState,
+    Checked,
+    FleetStatus,
     ReplicaState,
     admin.Proposer,
     SwitchResult,

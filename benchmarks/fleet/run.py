@@ -21,15 +21,15 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.fleet.addresses import Address
-from server.fleet.coordinator import switch_fleet
-from server.fleet.http_replica import fleet_client, http_replicas
+from server.fleet.coordinator import FleetOutcome, switch_fleet
+from server.fleet.http_fleet import HttpFleet, fleet_client
 from server.fleet.pools import PoolPerReplica
-from server.fleet.replica import FleetOutcome, Order
+from server.fleet.replica import Order
 
 METHODS = ("ngram", "suffix")
 
 TABLE_HEAD = (
-    "| replicas | prepare ms | commit ms | switch ms, median | slowest | coordinator's CPU ms |",
+    "| replicas | check ms | set ms | switch ms, median | slowest | coordinator's CPU ms |",
     "|---|---|---|---|---|---|",
 )
 
@@ -39,15 +39,15 @@ class FleetCost:
     """The switches of one size of fleet.
 
     Attributes:
-        prepare_ms, commit_ms, took_ms: of each switch.
+        check_ms, set_ms, took_ms: of each switch.
         cpu_ms: CPU time of the coordinator in each switch.
         processes: that all replicas ran in.
         memory_mb: resident memory of all these processes.
     """
 
     replicas: int
-    prepare_ms: Sequence[float]
-    commit_ms: Sequence[float]
+    check_ms: Sequence[float]
+    set_ms: Sequence[float]
     took_ms: Sequence[float]
     cpu_ms: Sequence[float]
     processes: int
@@ -111,26 +111,26 @@ async def measure(
 
 
 async def _measure(urls: Sequence[str], rounds: int, processes: int, memory_mb: float) -> FleetCost:
-    prepare, commit, took, cpu = [], [], [], []
+    check, took, cpu = [], [], []
     async with fleet_client(None, PoolPerReplica()) as client:
-        fleet = http_replicas(client, [Address(url) for url in urls])
+        fleet = HttpFleet(client, [Address(url) for url in urls])
         for i in range(rounds + 1):
             begun = time.process_time()
-            report = await switch_fleet(fleet, Order(METHODS[i % 2]), call_s=300)
+            report = await switch_fleet(fleet, Order(METHODS[i % 2]))
             if report.outcome != FleetOutcome.SWITCHED:
-                raise RuntimeError(f"a switch ended as {report.outcome}: {report.error}")
+                raise RuntimeError(f"a switch ended as {report.outcome}: {report.obstacle}")
             if i:
                 cpu.append((time.process_time() - begun) * 1e3)
-                prepare.append(report.prepare_ms)
-                commit.append(report.commit_ms)
+                check.append(report.check_ms)
                 took.append(report.took_ms)
-    return FleetCost(len(urls), prepare, commit, took, cpu, processes, memory_mb)
+    told = [whole - first for whole, first in zip(took, check, strict=True)]
+    return FleetCost(len(urls), check, told, took, cpu, processes, memory_mb)
 
 
 async def traffic() -> ReplicaTraffic:
     """What one replica answers after 100 switches: the most records that it remembers."""
     async with replicas(1, 1) as (urls, _), fleet_client(None) as client:
-        fleet = http_replicas(client, [Address(urls[0])])
+        fleet = HttpFleet(client, [Address(urls[0])])
         for i in range(100):
             await switch_fleet(fleet, Order(METHODS[i % 2]))
         scraped, shown = await asyncio.gather(
@@ -147,7 +147,7 @@ def _series(scraped: httpx.Response) -> int:
 def table_row(cost: FleetCost) -> str:
     """A line of the table."""
     figures = (
-        *(statistics.median(times) for times in (cost.prepare_ms, cost.commit_ms, cost.took_ms)),
+        *(statistics.median(times) for times in (cost.check_ms, cost.set_ms, cost.took_ms)),
         max(cost.took_ms),
         statistics.median(cost.cpu_ms),
     )

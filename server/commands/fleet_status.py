@@ -13,7 +13,7 @@ from rich.text import Text
 from server.commands import DIFFERING, FAILED, print_error
 from server.commands.admin_client import printable, shown
 from server.fleet.addresses import resolve
-from server.fleet.http_replica import fleet_client, http_replicas
+from server.fleet.http_fleet import HttpFleet, fleet_client
 from server.fleet.pools import PoolPerReplica
 from server.fleet.view import ReplicaView, common, view
 from server.http.descriptors import raise_limit
@@ -51,7 +51,7 @@ def status_all(
 
 async def _fetch(urls: Sequence[str], admin_key: str | None) -> list[ReplicaView]:
     async with fleet_client(admin_key, PoolPerReplica()) as client:
-        return await view(http_replicas(client, await resolve(urls)))
+        return await view(HttpFleet(client, await resolve(urls)))
 
 
 def _json(fleet: Sequence[ReplicaView]) -> list[dict[str, Any]]:
@@ -78,7 +78,8 @@ def _row(one: ReplicaView) -> tuple[str, ...]:
     engine = method["engine"]
     why = [
         *(["differs from the others"] if one.differs else []),
-        *(["a switch runs, or is prepared"] if method["fleet"]["switching"] else []),
+        *(["a switch runs"] if method["fleet"]["switching"] else []),
+        *([f"lags: {lag['message']}"] if (lag := method["fleet"]["lag"]) else []),
         *([engine["reason"]] if engine["reason"] else []),
     ]
     return (

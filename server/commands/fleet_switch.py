@@ -1,4 +1,4 @@
-"""`specgate switch --all`: one switch of several servers, at all of them or at none."""
+"""`specgate switch --all`: one switch of several servers, and a report of those that lag."""
 
 import argparse
 import asyncio
@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +18,26 @@ from server.commands.admin_client import printable, shown
 from server.control.records import SpecMethodBody
 from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
 from server.fleet.addresses import resolve
-from server.fleet.coordinator import switch_fleet
-from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
-from server.fleet.peers import state_json
+from server.fleet.coordinator import FleetOutcome, FleetReport, ReplicaOutcome, switch_fleet
+from server.fleet.desired import DesiredState, state_json
+from server.fleet.http_fleet import HttpFleet, fleet_client
 from server.fleet.pools import PoolPerReplica
-from server.fleet.replica import (
-    FleetOutcome,
-    FleetReport,
-    Order,
-    ReplicaOutcome,
-    ReplicaRefused,
-    ReplicaState,
-    ReplicaUnreachable,
-)
+from server.fleet.replica import Order, Way
 from server.http.descriptors import raise_limit
 
-FLEET_ONLY = ("json", "skip_unreachable", "policies", "write_state")
+FLEET_ONLY = ("json", "policies", "write_state")
 """The options that only `--all` has."""
 
 _EXIT = {
     FleetOutcome.SWITCHED: 0,
-    FleetOutcome.UNCHANGED: FAILED,
-    FleetOutcome.ROLLED_BACK: FAILED,
     FleetOutcome.PARTIAL: DIFFERING,
+    FleetOutcome.UNCHANGED: FAILED,
 }
 _WIDTH = 200
-
-STATE_S = 10.0
-"""How long the replicas may take to say what they have after the switch, in seconds."""
-
-STATE_ASKED = 16
-"""How many of the replicas are asked then; one answer is enough."""
 
 
 def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `FLEET_ONLY`."""
-    parser.add_argument(
-        "--skip-unreachable",
-        action="store_true",
-        help="with --all: switch the others if a replica does not answer (default: none switches)",
-    )
     parser.add_argument(
         "--policies",
         type=_policies,
@@ -82,98 +62,42 @@ def switch_all(options: argparse.Namespace, urls: Sequence[str]) -> int:
     # A connection for each replica.
     raise_limit()
     try:
-        report, state = asyncio.run(_switch(options, urls))
-    except asyncio.CancelledError:
+        report = asyncio.run(_switch(options, urls))
+    except (asyncio.CancelledError, KeyboardInterrupt):
         # SIGTERM ends the command as Ctrl-C does.
+        print_error(
+            "interrupted: the servers that were told change; specgate status --all shows it"
+        )
         return INTERRUPTED
     except (OSError, ValueError) as error:
         print_error(str(error))
         return FAILED
-    wanted = options.write_state if _has_switched(report) else None
-    if wanted is not None and (failure := _write(wanted, state)) is not None:
-        print_error(f"--write-state: {wanted}: {failure}")
-        return FAILED
+    _print(report, as_json=options.json)
+    if options.write_state is not None and report.desired is not None:
+        failure = _write(options.write_state, report.desired)
+        if failure is not None:
+            print_error(f"--write-state: {options.write_state}: {failure}")
+            return FAILED
     return _EXIT[report.outcome]
 
 
-async def _switch(
-    options: argparse.Namespace, urls: Sequence[str]
-) -> tuple[FleetReport, ReplicaState | None]:
-    """The report, and what a replica that has switched has, if it is to be written.
-
-    Prints the report, before a replica is asked for its state: that may take a while.
-    """
-    order = Order(
-        options.method,
-        options.k,
+async def _switch(options: argparse.Namespace, urls: Sequence[str]) -> FleetReport:
+    way = Way(
         options.mode,
         options.timeout or DRAIN_TIMEOUT_S,
         OnTimeout(options.on_timeout or OnTimeout.FAIL),
         options.reason,
-        options.policies,
     )
     switching = asyncio.current_task()
     assert switching is not None
-    # Otherwise the process would end between the phases; so the switch is rolled back.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, switching.cancel)
     async with fleet_client(options.admin_key, PoolPerReplica()) as client:
-        replicas = http_replicas(client, await resolve(urls))
-        report = await switch_fleet(
-            replicas,
-            order,
-            skip_unreachable=options.skip_unreachable,
-            on_interrupt=lambda report: _print(report, as_json=options.json),
-        )
-        _print(report, as_json=options.json)
-        if options.write_state is None or not _has_switched(report):
-            return report, None
-        try:
-            return report, await _state(replicas, report)
-        except asyncio.CancelledError:
-            print_error(f"--write-state: {options.write_state}: not written: interrupted")
-            raise
+        fleet = HttpFleet(client, await resolve(urls))
+        return await switch_fleet(fleet, Order(options.method, options.k, options.policies, way))
 
 
-def _has_switched(report: FleetReport) -> bool:
-    return any(one.outcome == ReplicaOutcome.SWITCHED for one in report.replicas)
-
-
-async def _state(replicas: Sequence[HttpReplica], report: FleetReport) -> ReplicaState | None:
-    """What the replicas that have switched have; `None` if none of them answers.
-
-    Method and generation are those of the report. Only a replica knows the policies that earlier
-    switches have set.
-    """
-    done = {r.replica: r for r in report.replicas if r.outcome == ReplicaOutcome.SWITCHED}
-    asked = [replica for replica in replicas if replica.name in done][:STATE_ASKED]
-    asking = [asyncio.create_task(replica.state()) for replica in asked]
-    try:
-        for answer in asyncio.as_completed(asking, timeout=STATE_S):
-            try:
-                state = await answer
-            except (ReplicaRefused, ReplicaUnreachable):
-                continue
-            return replace(
-                state,
-                fleet_generation=report.fleet_generation or state.fleet_generation,
-                active=done[asked[0].name].active or state.active,
-                is_switching=False,
-            )
-    except TimeoutError:
-        pass
-    finally:
-        for each in asking:
-            each.cancel()
-    return None
-
-
-def _write(path: str, state: ReplicaState | None) -> str | None:
+def _write(path: str, state: DesiredState) -> str | None:
     """Writes the state file at once, so that no reader sees a part of it. Returns what failed."""
-    if state is None:
-        return (
-            f"not written: no replica that has switched answers within {STATE_S:g} s; "
-            "run the same command again"
-        )
     target = Path(path).resolve()
     try:
         if target.exists() and not target.is_file():
@@ -205,9 +129,9 @@ def _print(report: FleetReport, *, as_json: bool) -> None:
             _method(one.previous),
             _method(one.active),
             _number(one.fleet_generation),
-            _number(one.in_flight),
-            f"{one.took_ms:.1f}",
-            printable(one.error or ""),
+            "-" if one.switch is None else str(one.switch.in_flight),
+            "-" if one.switch is None else f"{one.switch.waited_ms:.1f}",
+            "" if one.obstacle is None else printable(one.obstacle.message),
         )
     console.print(table)
     console.print()
@@ -215,21 +139,19 @@ def _print(report: FleetReport, *, as_json: bool) -> None:
 
 
 def _sentence(report: FleetReport) -> str:
-    total = len(report.replicas)
-    done = sum(one.outcome == ReplicaOutcome.SWITCHED for one in report.replicas)
-    times = (
-        f"{report.took_ms:.1f} ms (prepare {report.prepare_ms:.1f}, commit {report.commit_ms:.1f})"
+    total, have = len(report.replicas), report.named(ReplicaOutcome.SWITCHED)
+    late = ", ".join(
+        f"{each.replica} ({each.outcome})" for each in report.replicas if each not in have
     )
     what = {
         FleetOutcome.SWITCHED: f"{total} of {total} replicas switched",
+        FleetOutcome.PARTIAL: f"{len(have)} of {total} replicas switched; not yet: {late}. "
+        "Those that lag follow by themselves, and so do those that have peers",
         FleetOutcome.UNCHANGED: "nothing has changed",
-        FleetOutcome.ROLLED_BACK: "every replica has what it had before",
-        FleetOutcome.PARTIAL: f"{done} of {total} replicas switched; not known: "
-        f"{', '.join(report.unknown)}. Run the same command again when they answer",
     }[report.outcome]
-    generation = report.fleet_generation
-    number = "" if generation is None else f", generation {generation}"
-    why = "" if report.error is None else f"; {printable(report.error)}"
+    number = "" if report.desired is None else f", generation {report.desired.generation}"
+    times = f"{report.took_ms:.1f} ms (check {report.check_ms:.1f})"
+    why = "" if report.obstacle is None else f"; {printable(report.obstacle.message)}"
     return f"{report.outcome}: {what}{number}, {times}{why}"
 
 

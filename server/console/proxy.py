@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from server.errors import ApiError, install_error_handlers
 from server.fleet.addresses import resolve
-from server.fleet.http_replica import fleet_client, http_replicas
+from server.fleet.http_fleet import HttpFleet, fleet_client
 from server.fleet.view import ReplicaView, view
 from server.http.body_limit import BodyLimit
 from server.http.direct import indirect, is_loopback
@@ -116,7 +116,7 @@ def _add_fleet(
             raise ApiError(
                 502, str(error), type="server_error", code="server_unreachable"
             ) from None
-        replicas = http_replicas(client, addresses, _headers(request, on_loopback))
+        replicas = HttpFleet(client, addresses, _headers(request, on_loopback))
         return JSONResponse([_line(one) for one in await view(replicas)])
 
     app.add_api_route("/fleet", show_fleet, methods=["GET"], include_in_schema=False)

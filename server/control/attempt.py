@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine_adapter.types import SpecMethod
 from server.control.records import Intent, SpecMethodBody, SwitchRecord
-from server.control.types import Caller, OnTimeout, SwitchMode, SwitchOutcome
+from server.control.types import Caller, FleetRank, OnTimeout, SwitchMode, SwitchOutcome
 
 SWITCH = "switch_spec_method"
 """What the audit calls a switch."""
@@ -21,8 +21,7 @@ class Attempt:
         begun: the same in seconds of the performance counter.
         moves: running requests change to the method too.
         aborted: how many requests its drain ended.
-        fleet_generation: the number of the fleet's switch that it belongs to, if it does.
-        is_undo: it takes back a switch of the fleet.
+        fleet: the rank of the fleet's state that it belongs to, if it does.
     """
 
     caller: Caller
@@ -36,8 +35,7 @@ class Attempt:
     begun: float
     moves: bool
     aborted: int = 0
-    fleet_generation: int | None = None
-    is_undo: bool = False
+    fleet: FleetRank | None = None
 
     @property
     def took_ms(self) -> float:
@@ -74,7 +72,7 @@ class Attempt:
             outcome=outcome,
             error=None if error is None else str(error) or type(error).__name__,
             generation=epoch,
-            fleet_generation=self.fleet_generation,
+            fleet_generation=None if self.fleet is None else self.fleet.generation,
             in_flight=in_flight,
             aborted=self.aborted,
             took_ms=self.took_ms,

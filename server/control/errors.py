@@ -8,36 +8,6 @@ class SwitchInProgress(Exception):
         super().__init__("another switch has not ended yet")
 
 
-class NotPrepared(Exception):
-    """The server is not reserved for the fleet switch: its lease has ended, or it never was.
-
-    Also that of a commit that was rolled back or abandoned.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the server is not reserved for this fleet switch, or its reservation has ended"
-        )
-
-
-class StaleGeneration(Exception):
-    """The number of a fleet switch is not above the one that the server has."""
-
-    def __init__(self, generation: int, own: int) -> None:
-        super().__init__(f"fleet generation {generation} is not above {own}, which is in force")
-
-
-class GivenUp(Exception):
-    """A fleet switch ended before the server was told to make it."""
-
-    def __init__(self, lease_s: float | None = None) -> None:
-        super().__init__(
-            "the fleet switch was given up"
-            if lease_s is None
-            else f"no commit of the fleet switch came within {lease_s:g} s"
-        )
-
-
 class ProposerQuarantined(Exception):
     """The proposer is quarantined and would draft nothing."""
 

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.errors import EngineError
@@ -14,7 +13,7 @@ from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.types import PolicyInfo
 from server.control.audit import Audit
 from server.control.method_names import LoadedProposers
-from server.control.policy_reader import read_policies
+from server.control.policy_reader import read_policies, with_defaults
 from server.control.records import Intent, PolicyRecord, PolicyStatus
 from server.control.router import Router
 from server.control.rule_reader import read_rules
@@ -35,18 +34,6 @@ class _Begun:
     @property
     def took_ms(self) -> float:
         return round((time.perf_counter() - self._counter) * 1e3, 3)
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyChange:
-    """A change of policies that was made.
-
-    Attributes:
-        before, after: policy -> all its parameters, of the policies that it has changed.
-    """
-
-    before: Mapping[str, Mapping[str, Any]]
-    after: Mapping[str, Mapping[str, Any]]
 
 
 class PolicyAdmin:
@@ -106,44 +93,23 @@ class PolicyAdmin:
         rules: Sequence[Any] | None,
         reason: str | None = None,
         caller: Caller = SERVER,
-    ) -> PolicyChange:
+        *,
+        unless_in_force: bool = False,
+    ) -> None:
         """Replaces what is given: all, or nothing. Continues if its caller is cancelled.
 
         Args:
             policies: policy -> its new parameters; the others of a policy get their defaults.
             rules: all routing rules.
+            unless_in_force: leave out policies that have these parameters already.
 
         Raises:
             PolicyError, RuleError: a field cannot work; nothing changed and nothing is recorded.
             EngineError: the engine failed; the old parameters and rules stay.
             AuditUnavailable: its record is required and cannot be written; nothing changed.
         """
-        work = self._change(policies, rules, reason, caller)
-        return await asyncio.shield(asyncio.create_task(work))
-
-    async def take_back(
-        self, change: PolicyChange, reason: str | None = None, caller: Caller = SERVER
-    ) -> tuple[str, ...]:
-        """Sets policies as they were before a change. Continues if its caller is cancelled.
-
-        Returns the policies that got other parameters since; they keep these.
-
-        Raises:
-            PolicyError: the old parameters cannot work any more.
-            EngineError: the engine failed.
-        """
-        return await asyncio.shield(asyncio.create_task(self._take_back(change, reason, caller)))
-
-    async def _take_back(
-        self, change: PolicyChange, reason: str | None, caller: Caller
-    ) -> tuple[str, ...]:
-        async with self._changing:
-            now, before = self.parameters(change.before), change.before
-            kept = tuple(n for n in before if now[n] not in (before[n], change.after[n]))
-            old = {n: p for n, p in before.items() if n not in kept and now[n] != p}
-            if old:
-                await self._make(old, None, reason, caller, is_undo=True)
-            return kept
+        work = self._change(policies, rules, reason, caller, unless_in_force)
+        await asyncio.shield(asyncio.create_task(work))
 
     async def _change(
         self,
@@ -151,9 +117,17 @@ class PolicyAdmin:
         rules: Sequence[Any] | None,
         reason: str | None,
         caller: Caller,
-    ) -> PolicyChange:
+        unless_in_force: bool,
+    ) -> None:
         async with self._changing:
-            return await self._make(policies, rules, reason, caller)
+            if unless_in_force and not (policies := self._not_in_force(policies or {})):
+                return
+            await self._make(policies, rules, reason, caller)
+
+    def _not_in_force(self, policies: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        loaded, checked = self._loaded_proposers(), self.check(policies)
+        now = self.parameters(checked)
+        return {n: p for n, p in checked.items() if with_defaults(n, p, loaded) != now.get(n)}
 
     async def _make(
         self,
@@ -161,23 +135,20 @@ class PolicyAdmin:
         rules: Sequence[Any] | None,
         reason: str | None,
         caller: Caller,
-        is_undo: bool = False,
-    ) -> PolicyChange:
+    ) -> None:
         """Long because the intent, the change and its record belong to one outcome."""
         begun = _Begun()
         loaded = self._loaded_proposers()
         new = read_policies(policies or {}, loaded)
         names = self._api_key_names()
         new_rules = None if rules is None else read_rules(rules, loaded, names)
-        before = self.parameters(new)
         shown_policies = None if policies is None else dict(new)
         shown_rules = None if new_rules is None else [dict(r.given) for r in new_rules]
         outcome, fault = PolicyOutcome.CHANGED, None
         try:
-            if not is_undo:
-                change = {"policies": shown_policies, "rules": shown_rules}
-                who, peer = caller.who, caller.peer
-                await self._audit.intended(Intent(begun.when, who, peer, WHAT, change, reason))
+            change = {"policies": shown_policies, "rules": shown_rules}
+            who, peer = caller.who, caller.peer
+            await self._audit.intended(Intent(begun.when, who, peer, WHAT, change, reason))
             await self._set_all(new)
             if new_rules is not None:
                 self._router.replace(new_rules)
@@ -202,7 +173,6 @@ class PolicyAdmin:
                 took_ms=begun.took_ms,
             )
             self._audit.add(record)
-        return PolicyChange(before, self.parameters(new))
 
     async def _set_all(self, new: Mapping[str, Mapping[str, Any]]) -> None:
         """Sets the policies one after the other; takes them back if one fails."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter.policies.catalog import read_policy
+from engine_adapter.policies.catalog import read_policy, to_json
 from engine_adapter.policies.names import AUTO, POLICY_NAMES, policy_name
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.text import clip, cut
@@ -23,7 +23,6 @@ def read_policies(
         PolicyError: a policy or a parameter is unknown, or a value cannot work; the field
             begins with the policy's name as it was given.
     """
-    ks = {p.name: p.num_speculative_tokens for p in loaded.proposers}
     read: dict[str, Mapping[str, Any]] = {}
     for written, parameters in given.items():
         name = policy_name(written)
@@ -35,8 +34,16 @@ def read_policies(
         if not isinstance(parameters, Mapping):
             raise PolicyError(written, f"must be an object of parameters, got {clip(parameters)}")
         try:
-            read_policy(name, parameters, ks, loaded.primary)
+            with_defaults(name, parameters, loaded)
         except PolicyError as error:
             raise PolicyError(f"{written}.{cut(error.field)}", error.message) from None
         read[name] = parameters
     return read
+
+
+def with_defaults(
+    name: str, parameters: Mapping[str, Any], loaded: LoadedProposers
+) -> dict[str, Any]:
+    """All parameters of a policy. Raises `PolicyError`."""
+    ks = {p.name: p.num_speculative_tokens for p in loaded.proposers}
+    return to_json(name, read_policy(name, parameters, ks, loaded.primary))

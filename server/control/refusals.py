@@ -4,9 +4,7 @@ from engine_adapter.policies.parameters import PolicyError
 from server.control.errors import (
     DrainStopped,
     DrainTimeout,
-    NotPrepared,
     ProposerQuarantined,
-    StaleGeneration,
     SwitchInProgress,
 )
 from server.control.method_names import SelectionError
@@ -17,8 +15,6 @@ REFUSALS = (
     PolicyError,
     SwitchInProgress,
     ProposerQuarantined,
-    NotPrepared,
-    StaleGeneration,
     DrainTimeout,
     DrainStopped,
     AuditUnavailable,
@@ -40,10 +36,6 @@ def to_refusal(error: BaseException) -> ApiError:
         case SwitchInProgress():
             message = "Another switch has not ended yet; nothing was changed."
             return ApiError(409, message, code="switch_in_progress")
-        case NotPrepared():
-            return ApiError(409, f"{error}; nothing was changed.", code="not_prepared")
-        case StaleGeneration():
-            return ApiError(409, f"{error}; nothing was changed.", code="stale_generation")
         case DrainTimeout():
             message = f"{error}; the method was not changed."
             return ApiError(504, message, type="server_error", code="drain_timeout")

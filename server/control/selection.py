@@ -14,7 +14,7 @@ from server.control.method_names import (
     SelectionError,
     find_proposer,
 )
-from server.control.types import SelectedBy
+from server.control.types import NO_FLEET, FleetRank, SelectedBy
 
 PREDICTION = "prediction"
 """The method that drafts the prediction of a request."""
@@ -30,14 +30,14 @@ class ActiveMethod:
         name: the name of the proposer or policy, or `none`, for responses and metrics.
         epoch: the epoch of the switch that made it active; 0 for the method at start.
         since: Unix time in seconds at which it became active.
-        fleet_generation: the number of the last fleet switch that the server took part in.
+        fleet: the rank of the fleet's state that the server has taken last.
     """
 
     spec_method: SpecMethod
     name: str
     epoch: int
     since: float
-    fleet_generation: int = 0
+    fleet: FleetRank = NO_FLEET
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ A switch has four phases: prepare (check that it is possible and the only one), 
 holds new requests and waits for the admitted ones), swap (the engine), release. The engine applies
 an `immediate` switch before the method is published, so no request carries the number of a switch
 that the engine has not applied. A switch that fails, or does not get past its fence, leaves the old
-method. A switch's number is `epoch` in the code and `generation` in the API. A fleet switch calls
-`prepare` and `commit` by themselves: between them no other switch begins.
+method. A switch's number is `epoch` in the code and `generation` in the API.
 
 Long because the phases of a switch share its state.
 """
@@ -29,8 +28,10 @@ from server.control.slots import Slots
 from server.control.types import (
     ABORT_S,
     DRAIN_TIMEOUT_S,
+    NO_FLEET,
     SERVER,
     Caller,
+    FleetRank,
     OnTimeout,
     SwitchMode,
     SwitchOutcome,
@@ -78,7 +79,7 @@ class Switcher:
         self._stopping = False
         self._epoch = 0
         self._active: ActiveMethod
-        self._publish(method, 0)
+        self._publish(method, NO_FLEET)
         metrics.declare_proposers(loaded_proposers().names)
         metrics.declare_switches()
 
@@ -115,10 +116,12 @@ class Switcher:
         timeout_s: float = DRAIN_TIMEOUT_S,
         on_timeout: OnTimeout = OnTimeout.FAIL,
         caller: Caller = SERVER,
+        fleet: FleetRank | None = None,
     ) -> SwitchResult:
         """Makes the requested method the active one.
 
-        `timeout_s` and `on_timeout` are a drain's.
+        `timeout_s` and `on_timeout` are a drain's; `fleet` is the rank of the fleet's state that
+        asks for it.
 
         Cancelling the caller abandons a drain that still waits. It does not stop a swap that has
         begun: engine and gateway would disagree.
@@ -131,95 +134,7 @@ class Switcher:
                 that the drain has aborted are lost.
             EngineError: the engine failed; the old method stays active.
         """
-        attempt = self.prepare(
-            request, mode, reason, timeout_s=timeout_s, on_timeout=on_timeout, caller=caller
-        )
-        return await self.commit(attempt)
-
-    async def commit(self, attempt: Attempt, fleet_generation: int | None = None) -> SwitchResult:
-        """Makes the switch that `prepare` returned; see `switch`.
-
-        Args:
-            fleet_generation: the number of the fleet switch that it belongs to.
-        """
-        self._swapping, begun = None, time.perf_counter()
-        attempt = replace(attempt, begun=begun, fleet_generation=fleet_generation)
-        # An unload that had begun before `prepare` may end before, or during, the drain.
-        refusal = self._inability(attempt.method) or absence(
-            attempt.method, self._loaded_proposers()
-        )
-        if refusal is None:
-            self._attempt = attempt
-            try:
-                if not attempt.is_undo:
-                    await self._audit.ensure_written()
-                attempt = await self._fence(attempt)
-            except BaseException as error:
-                self._release(self._attempt or attempt, _outcome_before_swap(error), error)
-                raise
-            refusal = self._inability(attempt.method) or absence(
-                attempt.method, self._loaded_proposers()
-            )
-        if refusal is not None:
-            self._release(attempt, _outcome_of(refusal), refusal)
-            raise refusal
-        self._swapping = asyncio.create_task(self._swap(attempt))
-        return await asyncio.shield(self._swapping)
-
-    def abandon(self, attempt: Attempt, reason: Exception) -> None:
-        """Ends an attempt that `prepare` returned and that is not to be committed."""
-        self._release(attempt, SwitchOutcome.ABANDONED, reason)
-
-    async def settled(self) -> SwitchResult | None:
-        """The result of the swap of the last commit, when the engine has answered.
-
-        `None` if it failed or has not begun.
-        """
-        if (swapping := self._swapping) is None:
-            return None
-        await asyncio.wait([swapping])
-        if swapping.cancelled() or swapping.exception() is not None:
-            return None
-        return swapping.result()
-
-    def take_fleet_generation(self, generation: int) -> None:
-        """Gives the active method another number; a lower one than its own changes nothing."""
-        if generation <= self._active.fleet_generation:
-            return
-        self._active = replace(self._active, fleet_generation=generation)
-        self._metrics.set_fleet_generation(generation)
-
-    def stop(self) -> None:
-        """Abandons a drain that waits, because the server stops. Held requests continue."""
-        self._stopping = True
-        if self._deadline is not None and not self._deadline.expired():
-            self._deadline.reschedule(0)
-
-    def prepare(
-        self,
-        request: MethodRequest,
-        mode: str = SwitchMode.IMMEDIATE,
-        reason: str | None = None,
-        *,
-        timeout_s: float = DRAIN_TIMEOUT_S,
-        on_timeout: OnTimeout = OnTimeout.FAIL,
-        caller: Caller = SERVER,
-        is_undo: bool = False,
-    ) -> Attempt:
-        """Checks that a switch is possible. No other begins until `commit` or `abandon`.
-
-        A switch that takes back one of the fleet (`is_undo`) does not need a record: without it the
-        fleet would keep two methods.
-
-        Raises `SelectionError`, `SwitchInProgress`, `ProposerQuarantined`, `EngineDead` or
-        `AuditUnavailable`.
-        """
-        try:
-            switch_mode = SwitchMode(mode)
-        except ValueError:
-            known = ", ".join(SwitchMode)
-            raise SelectionError(f"mode must be one of {known}", "mode", "unknown_mode") from None
-        method = resolve(request, self._loaded_proposers())
+        switch_mode, method = self._resolved(request, mode)
         attempt = Attempt(
             caller,
             method,
@@ -231,16 +146,63 @@ class Switcher:
             when=time.time(),
             begun=time.perf_counter(),
             moves=switch_mode == SwitchMode.IMMEDIATE,
-            is_undo=is_undo,
+            fleet=fleet,
         )
-        refusal = self._refusal(method)
-        if refusal is None and not is_undo:
-            refusal = self._audit.intend(attempt.intent())
+        self._begin(attempt)
+        return await self._make(attempt)
+
+    async def _make(self, attempt: Attempt) -> SwitchResult:
+        """Makes a switch that has begun, and ends it."""
+        try:
+            await self._audit.ensure_written()
+            attempt = await self._fence(attempt)
+        except BaseException as error:
+            self._release(self._attempt or attempt, _outcome_before_swap(error), error)
+            raise
+        # An unload that had begun before may have ended meanwhile.
+        method = attempt.method
+        refusal = self._inability(method) or absence(method, self._loaded_proposers())
+        if refusal is not None:
+            self._release(attempt, _outcome_of(refusal), refusal)
+            raise refusal
+        self._swapping = asyncio.create_task(self._swap(attempt))
+        return await asyncio.shield(self._swapping)
+
+    async def settled(self) -> None:
+        """Waits for a swap that has begun, also for one whose caller is gone."""
+        if self._swapping is not None:
+            await asyncio.wait([self._swapping])
+
+    def check(self, request: MethodRequest, mode: str) -> tuple[SpecMethod, Exception | None]:
+        """What a switch would change to, and why none can begin now. Leaves no record.
+
+        Raises `SelectionError`.
+        """
+        _, method = self._resolved(request, mode)
+        return method, self._refusal(method)
+
+    def stop(self) -> None:
+        """Abandons a drain that waits, because the server stops. Held requests continue."""
+        self._stopping = True
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(0)
+
+    def _resolved(self, request: MethodRequest, mode: str) -> tuple[SwitchMode, SpecMethod]:
+        """The mode and the method. Raises `SelectionError`."""
+        try:
+            switch_mode = SwitchMode(mode)
+        except ValueError:
+            known = ", ".join(SwitchMode)
+            raise SelectionError(f"mode must be one of {known}", "mode", "unknown_mode") from None
+        return switch_mode, resolve(request, self._loaded_proposers())
+
+    def _begin(self, attempt: Attempt) -> None:
+        """From here on no other switch begins until `_release`. Raises why it cannot begin."""
+        refusal = self._refusal(attempt.method) or self._audit.intend(attempt.intent())
         if refusal is not None:
             self._record(attempt, _outcome_of(refusal), refusal)
             raise refusal
         self._attempt = attempt
-        return attempt
 
     def _refusal(self, method: SpecMethod) -> Exception | None:
         """Why no switch to `method` can begin now."""
@@ -304,14 +266,14 @@ class Switcher:
             raise
         if attempt.moves:
             self.in_flight.move_unpinned(method.proposer)
-        self._publish(method, attempt.fleet_generation)
+        self._publish(method, attempt.fleet)
         record = self._release(attempt, SwitchOutcome.SWITCHED, None, epoch)
         return SwitchResult(
             record.previous,
             record.to,
             record.mode,
             epoch,
-            self._active.fleet_generation,
+            self._active.fleet.generation,
             len(self.in_flight),
             attempt.aborted,
             record.took_ms,
@@ -343,14 +305,11 @@ class Switcher:
         self._audit.add(record)
         return record
 
-    def _publish(self, method: SpecMethod, fleet_generation: int | None = None) -> None:
-        if fleet_generation is None:
-            fleet_generation = self._active.fleet_generation
-        self._active = ActiveMethod(
-            method, method.proposer, self._epoch, time.time(), fleet_generation
-        )
+    def _publish(self, method: SpecMethod, fleet: FleetRank | None = None) -> None:
+        fleet = fleet or self._active.fleet
+        self._active = ActiveMethod(method, method.proposer, self._epoch, time.time(), fleet)
         self._metrics.set_spec_method(method.proposer)
-        self._metrics.set_fleet_generation(fleet_generation)
+        self._metrics.set_fleet_generation(fleet.generation)
 
 
 def _outcome_before_swap(error: BaseException) -> SwitchOutcome:

@@ -18,6 +18,23 @@ MAX_DRAIN_TIMEOUT_S = 3600.0
 """The longest that a drain may wait, in seconds. New requests wait in the queue meanwhile."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class FleetRank:
+    """The place of a fleet's desired state among all: by generation, then by content.
+
+    Attributes:
+        generation: grows with every switch of the fleet; 0 before the first.
+        content: the state as text, which differs if two coordinators took the same number.
+    """
+
+    generation: int
+    content: str
+
+
+NO_FLEET = FleetRank(0, "")
+"""Below every state: that of a server that no fleet switch has reached."""
+
+
 class SwitchMode(StrEnum):
     """Which requests a switch changes.
 

@@ -1,5 +1,5 @@
-"""The fleet switch: several servers, the *replicas* of a fleet, change their method as one.
+"""The fleet: several servers, its *replicas*, that should have one method and the same policies.
 
-`coordinator` runs a switch over replicas, `member` is the part of each replica, `replica` is the
-contract between them. `http_replica` reaches a replica by its URL.
+`desired` is that state and its order, `member` the part of each replica, `coordinator` a switch of
+all. `http_fleet` reaches replicas by URL; `follower` and `peers` find the state after an absence.
 """

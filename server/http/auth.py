@@ -35,9 +35,8 @@ FLEET_PATH = "/v1/fleet"
 ADMIN_PATHS = frozenset(
     {
         "/v1/switch_spec_method",
-        "/v1/prepare_switch",
-        "/v1/commit_switch",
-        "/v1/rollback_switch",
+        "/v1/check_switch",
+        "/v1/fleet_method",
         "/v1/spec_method",
         "/v1/proposers",
         "/v1/load_proposer",

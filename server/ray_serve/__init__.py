@@ -1,6 +1,5 @@
-"""Specgate as a deployment of Ray Serve, whose replicas change their method as one.
+"""Specgate as a deployment of Ray Serve, whose replicas are one fleet.
 
-`deployment` is what Serve runs. `fleet` is the one actor that holds the fleet's state and runs its
-switches, `remote_replica` is a replica as that actor sees it, and `attendance` is the part of each
-replica. Only `deployment` and `actor` import Ray.
+`deployment` is what Serve runs, and alone imports Ray. `fleet` is a replica's part in the fleet,
+and the others as it reaches them; `routes` are the routes that mean all of them.
 """

@@ -1,27 +1,23 @@
 """What Ray Serve runs: `import_path: server.ray_serve.deployment:app` in a Serve config file."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import ray
 import structlog
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, ProcessCollector, exposition
+from prometheus_client import CollectorRegistry, ProcessCollector
 from ray import serve
 from starlette.types import ASGIApp
 
 from engine_adapter.factory import create_engine
 from server.app import create_app
 from server.commands.serve import open_audit
-from server.ray_serve.actor import RayFleet
-from server.ray_serve.attendance import Attendance
+from server.http.this_machine import OnlyThisMachine
+from server.ray_serve.fleet import ServeFleet
 from server.ray_serve.routes import serve_fleet
-from server.ray_serve.this_machine import OnlyThisMachine
-from server.ray_serve.user_config import UserConfig, UserConfigError, read_user_config
-from server.routes.metrics import with_engine
+from server.ray_serve.user_config import UserConfigError, read_user_config
 from server.settings import Settings
 from server.settings.keys import Role
 from server.settings.sources import forget_keys, settings_in
@@ -57,12 +53,11 @@ class Specgate:
         settings = settings_in(args, WHERE, os.environ)
         forget_keys(os.environ)
         configure_logs(settings.log_level, json=settings.log_json, access=settings.access_log)
-        context = serve.get_replica_context()
-        self._name = context.replica_tag
-        fleet = f"{context.app_name}/{context.deployment}"
-        self._fleet = RayFleet(fleet, self._name, ray.get_runtime_context().get_actor_name() or "")
-        self._attendance: Attendance | None = None
         self._application = _application(settings)
+        context = serve.get_replica_context()
+        handle = serve.get_deployment_handle(context.deployment, context.app_name)
+        state: AppState = self._application.state.specgate
+        self._fleet = ServeFleet(context.replica_tag, state, handle)
         serve_fleet(self._application, self._fleet)
         self._serves_one = self._application.router.lifespan_context
         self._application.router.lifespan_context = self._lifespan
@@ -78,32 +73,19 @@ class Specgate:
         end replicas that serve.
         """
         try:
-            wanted = read_user_config(user_config)
+            await self._fleet.declare(read_user_config(user_config))
         except UserConfigError as error:
             log.error("user_config_refused", reason=str(error))
-            return
-        await self._declare(wanted)
+
+    async def fleet_call(self, method: str, *arguments: Any) -> tuple[str, Any]:
+        """See `ServeFleet.call`."""
+        return await self._fleet.call(method, *arguments)
 
     async def check_health(self) -> None:
         """Raises if no engine serves and only a new replica can bring one back."""
         state: AppState = self._application.state.specgate
         if (reason := state.why_given_up) is not None:
             raise EngineGivenUp(reason)
-
-    async def _declare(self, wanted: UserConfig) -> None:
-        assert self._attendance is not None
-        try:
-            report = await self._attendance.declare(wanted.revision, wanted.order())
-        except Exception:
-            log.exception("user_config_not_applied", revision=wanted.revision)
-            return
-        if report is not None:
-            log.info(
-                "user_config_applied" if report.error is None else "user_config_refused",
-                revision=wanted.revision,
-                outcome=report.outcome,
-                reason=report.error,
-            )
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -113,17 +95,11 @@ class Specgate:
             await state.start_ended.wait()
             if state.runtime is None:
                 raise StartFailed(str(state.startup_error)) from state.startup_error
-            attendance = Attendance(self._name, state.runtime.fleet, self._fleet, self._metrics)
-            await attendance.begin()
-            self._attendance = attendance
+            await self._fleet.begin()
             try:
                 yield
             finally:
-                await attendance.end()
-
-    async def _metrics(self) -> str:
-        state = await with_engine(self._application.state.specgate)
-        return (await asyncio.to_thread(exposition.generate_latest, state.registry)).decode()
+                await self._fleet.end()
 
 
 def _application(settings: Settings) -> FastAPI:

@@ -6,19 +6,18 @@ any replica is a switch of the fleet.
 
 import asyncio
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import exposition
 
-from server.control.records import SpecMethodBody
-from server.errors import ApiError, InvalidField, Unavailable
-from server.fleet.replica import FleetOutcome, FleetReport, Order, ReplicaOutcome
+from server.errors import ApiError, InvalidField
+from server.fleet.coordinator import FleetOutcome, FleetReport, ReplicaOutcome, switch_fleet
+from server.fleet.desired import rank_of
+from server.fleet.replica import Order, Way
 from server.http.auth import FLEET_PATH, caller
-from server.http.event_stream import until_disconnect
-from server.ray_serve.attendance import FleetLost
-from server.ray_serve.fleet import FleetStatus
+from server.ray_serve.fleet import ServeFleet
 from server.ray_serve.fleet_metrics import with_replicas
 from server.schema.admin import SwitchRequest
 from server.schema.policy import PolicyRequest
@@ -28,56 +27,15 @@ ONE_REPLICA = (
     "/v1/unload_proposer",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
-    "/v1/prepare_switch",
-    "/v1/commit_switch",
-    "/v1/rollback_switch",
+    "/v1/check_switch",
+    "/v1/fleet_method",
 )
 """Paths whose request would reach the one replica that Serve chooses, and no other."""
-
-_STATUS: dict[str | None, int] = {
-    # A field's value that has no code of its own.
-    None: 400,
-    "unknown_mode": 400,
-    "proposer_ambiguous": 400,
-    "num_speculative_tokens_too_large": 400,
-    "missing_required_parameter": 400,
-    "unknown_parameter": 400,
-    "proposer_not_found": 404,
-    "proposer_quarantined": 409,
-    "switch_in_progress": 409,
-    "not_prepared": 409,
-    "stale_generation": 409,
-    "drain_timeout": 504,
-    "stopping": 503,
-    "engine_dead": 503,
-    "engine_not_ready": 503,
-}
-"""The code of a replica's refusal -> the status of the answer; 500 for any other."""
 
 log = structlog.get_logger(__name__)
 
 
-class FleetOfIngress(Protocol):
-    """The fleet, as the routes reach it: see `Fleet`. Every method may raise `FleetLost`."""
-
-    async def switch(self, order: Order) -> FleetReport | None:
-        """See `Fleet.switch`."""
-        ...
-
-    async def set_policies(self, order: Order) -> FleetReport | None:
-        """See `Fleet.set_policies`."""
-        ...
-
-    async def status(self) -> FleetStatus:
-        """See `Fleet.status`."""
-        ...
-
-    async def metrics(self) -> dict[str, str]:
-        """See `Fleet.metrics`."""
-        ...
-
-
-def serve_fleet(app: FastAPI, fleet: FleetOfIngress) -> None:
+def serve_fleet(app: FastAPI, fleet: ServeFleet) -> None:
     """Puts the fleet's routes before those of one server."""
     routes = app.router.routes
     of_one_server = list(routes)
@@ -86,30 +44,35 @@ def serve_fleet(app: FastAPI, fleet: FleetOfIngress) -> None:
     routes[:] = [*routes[len(of_one_server) :], *of_one_server]
 
 
-def _router(fleet: FleetOfIngress) -> APIRouter:
+def _router(fleet: ServeFleet) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     _add_changes(router, fleet)
     _add_views(router, fleet)
     for path in ONE_REPLICA:
-        router.add_api_route(path, _refuse, methods=["POST"])
+        router.add_api_route(path, _refuse, methods=["POST", "PUT"])
     return router
 
 
-def _add_changes(router: APIRouter, fleet: FleetOfIngress) -> None:
+def _add_changes(router: APIRouter, fleet: ServeFleet) -> None:
     @router.post("/v1/switch_spec_method")
     async def switch_spec_method(request: Request, body: SwitchRequest) -> dict[str, Any]:
         """Makes another proposer, a policy, or plain decoding the method of every replica."""
         asked = body.method_request()
-        after_timeout = body.after_timeout()
-        order = Order(
-            asked.proposer,
-            asked.num_speculative_tokens,
-            body.mode,
-            body.timeout_s,
-            after_timeout,
-            body.reason,
-        )
-        return switched(await _changed(request, fleet.switch(order)), body.mode)
+        order = Order(asked.proposer, asked.num_speculative_tokens, way=body.way())
+        report = await _switched(request, fleet, order)
+        first = asdict(report.replicas[0])
+        switches = [each.switch for each in report.replicas if each.switch is not None]
+        return {
+            "previous": first["previous"],
+            "active": first["active"],
+            "mode": body.mode,
+            "generation": first["fleet_generation"],
+            "fleet_generation": first["fleet_generation"],
+            "in_flight": sum(switch.in_flight for switch in switches),
+            "aborted": sum(switch.aborted for switch in switches),
+            "waited_ms": report.took_ms,
+            "fleet": asdict(report),
+        }
 
     @router.put("/v1/spec_policy")
     async def change_spec_policy(request: Request, body: PolicyRequest) -> dict[str, Any]:
@@ -119,85 +82,51 @@ def _add_changes(router: APIRouter, fleet: FleetOfIngress) -> None:
             raise InvalidField("rules", message)
         if body.policies is None:
             raise InvalidField("policies", "policies is required.", "missing_required_parameter")
-        order = Order(None, mode="new_requests", reason=body.reason, policies=body.policies)
-        report = await _changed(request, fleet.set_policies(order))
+        # With the fleet's method; before its first switch, with that of this replica.
+        has = await fleet.desired() or fleet.member.state().active
+        k = has.num_speculative_tokens or None
+        order = Order(has.spec_method, k, body.policies, Way(reason=body.reason))
+        report = await _switched(request, fleet, order)
         return {"policies": body.policies, "fleet": asdict(report)}
 
 
-def _add_views(router: APIRouter, fleet: FleetOfIngress) -> None:
+def _add_views(router: APIRouter, fleet: ServeFleet) -> None:
     @router.get(FLEET_PATH)
     async def show_fleet() -> dict[str, Any]:
-        """What is in force, and what every replica has."""
-        return asdict(await _known(fleet.status()))
+        """What all replicas should have, and what each has."""
+        states = await fleet.states()
+        desired = max((state.fleet.desired for state in states.values()), key=rank_of)
+        return {
+            "desired": None if desired is None else asdict(desired),
+            "replicas": {name: asdict(state) for name, state in states.items()},
+        }
 
     @router.get("/metrics")
     async def metrics() -> Response:
         """The series of all replicas, each with a label `replica`."""
-        texts = await _known(fleet.metrics())
         # In a thread: it takes as long as the texts of all replicas are large.
-        body = await asyncio.to_thread(with_replicas, texts)
+        body = await asyncio.to_thread(with_replicas, await fleet.metrics())
         return Response(body, media_type=exposition.CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def switched(report: FleetReport, mode: str) -> dict[str, Any]:
-    """The answer to a switch: that of one server, for the fleet, and the fleet's report."""
-    first = report.replicas[0]
-    return {
-        "previous": _method(first.previous),
-        "active": _method(first.active),
-        "mode": mode,
-        "generation": report.fleet_generation,
-        "fleet_generation": report.fleet_generation,
-        "in_flight": sum(replica.in_flight or 0 for replica in report.replicas),
-        "aborted": sum(replica.aborted or 0 for replica in report.replicas),
-        "waited_ms": report.took_ms,
-        "fleet": asdict(report),
-    }
-
-
-def _method(method: SpecMethodBody | None) -> dict[str, Any] | None:
-    return None if method is None else asdict(method)
-
-
-async def _changed(request: Request, change: Any) -> FleetReport:
-    """The report of a change that every replica has made. Raises `ApiError` for any other."""
-    asker = caller(request)
-    report: FleetReport | None = await _known(until_disconnect(request.receive, change))
-    if report is None:
-        message = "Another switch of the fleet has not ended yet; nothing was changed."
-        raise ApiError(409, message, code="switch_in_progress")
+async def _switched(request: Request, fleet: ServeFleet, order: Order) -> FleetReport:
+    """The report of a switch that every replica has made. Raises `ApiError` for any other."""
+    report, asker = await switch_fleet(fleet, order), caller(request)
     log.info("fleet_switch", who=asker.who, peer=asker.peer, outcome=report.outcome)
     if report.outcome is FleetOutcome.SWITCHED:
         return report
-    raise failed(report)
-
-
-def failed(report: FleetReport) -> ApiError:
-    """The error of a switch that the fleet has not made."""
-    refused = [r.code for r in report.replicas if r.outcome is ReplicaOutcome.REFUSED]
-    code = refused[0] if refused else "fleet_incomplete"
-    unknown = [
-        f"{r.replica} ({r.error})" for r in report.replicas if r.outcome is ReplicaOutcome.UNKNOWN
-    ]
-    end = {
-        FleetOutcome.UNCHANGED: "nothing was changed at any replica",
-        FleetOutcome.ROLLED_BACK: "every replica has what it had before",
-        FleetOutcome.PARTIAL: f"not known of {', '.join(unknown)}; the next switch heals them",
-        FleetOutcome.SWITCHED: "",
-    }[report.outcome]
-    status = _STATUS.get(code, 500) if refused else 503
+    if report.obstacle is not None:
+        message = f"{report.obstacle.message}; nothing was changed at any replica."
+        status, code = report.obstacle.status, report.obstacle.code
+    elif report.named(ReplicaOutcome.SUPERSEDED):
+        status, code = 409, "switch_in_progress"
+        message = "Another switch of the fleet came meanwhile; that one is in force."
+    else:
+        status, code = 503, "fleet_incomplete"
+        why = [f"{r.replica}: {r.obstacle.message}" for r in report.replicas if r.obstacle]
+        message = f"All but these have it, which follow as soon as they can: {'; '.join(why)}"
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    message = f"{report.error}; {end}."
-    return ApiError(status, message, type=kind, code=code)
-
-
-async def _known(answer: Any) -> Any:
-    """What the fleet answers. Raises `Unavailable` while it does not."""
-    try:
-        return await answer
-    except FleetLost:
-        message = "The fleet's actor does not answer; what it was told may have been done."
-        raise Unavailable(message, "fleet_unavailable", 1) from None
+    raise ApiError(status, message, type=kind, code=code)
 
 
 async def _refuse(request: Request) -> None:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine_adapter.text import clip
 from server.control.types import DRAIN_TIMEOUT_S, MAX_DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
-from server.fleet.replica import Order
+from server.fleet.replica import Order, Way
 
 
 class UserConfigError(ValueError):
@@ -30,15 +30,9 @@ class UserConfig(BaseModel):
 
     def order(self) -> Order:
         """The switch."""
-        return Order(
-            self.spec_method,
-            self.num_speculative_tokens,
-            self.mode,
-            self.timeout_s,
-            self.on_timeout,
-            f"revision {self.revision} of user_config",
-            self.spec_policy,
-        )
+        reason = f"revision {self.revision} of user_config"
+        way = Way(self.mode, self.timeout_s, self.on_timeout, reason)
+        return Order(self.spec_method, self.num_speculative_tokens, self.spec_policy, way)
 
 
 def read_user_config(given: Any) -> UserConfig:

@@ -8,7 +8,6 @@ from engine_adapter.types import ProposerInfo
 from server.contract.answers import answers
 from server.control.records import SwitchResult
 from server.control.refusals import REFUSALS, to_refusal
-from server.fleet.replica import ReplicaState
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
 from server.http.exchange import exchange_of
@@ -84,7 +83,7 @@ async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
         engine=schema.Engine.of(runtime.engine.failure),
         engines=[schema.Engine.of(failure) for failure in runtime.engine.failures],
         switches=list(runtime.audit.switches),
-        fleet=_fleet(runtime.fleet.state()),
+        fleet=runtime.fleet.status(),
     )
 
 
@@ -134,12 +133,4 @@ def _proposer(info: ProposerInfo, runtime: Runtime) -> Proposer:
     roles = {"primary": settings.primary, "backup": settings.backup}
     return Proposer(
         **asdict(info), roles=[role for role, name in roles.items() if name == info.name]
-    )
-
-
-def _fleet(state: ReplicaState) -> schema.Fleet:
-    return schema.Fleet(
-        generation=state.fleet_generation,
-        switching=state.is_switching,
-        policies={name: dict(given) for name, given in state.policies.items()},
     )

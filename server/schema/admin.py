@@ -18,29 +18,16 @@ from server.control.types import (
     SwitchMode,
 )
 from server.errors import InvalidField
+from server.fleet.replica import FleetStatus, Way
 from server.schema.base import Reason
 from server.telemetry.rolling_stats import RollingStats
 
 
-class SwitchRequest(BaseModel):
-    """`POST /v1/switch_spec_method`. `speculative_model` or `proposer` is required.
-
-    `null` is plain decoding; it differs from a field that is left out.
-    """
+class SwitchWay(BaseModel):
+    """How a switch is made."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    speculative_model: str | None = Field(
-        None,
-        description="a proposer's name, model or [method], a policy, primary, backup, or none",
-    )
-    proposer: str | None = Field(None, description="the same under another name")
-    num_speculative_tokens: int | None = Field(
-        None,
-        ge=0,
-        description="most tokens to draft in a step; by default the proposer's k, or for a policy "
-        "the largest k",
-    )
     mode: str = Field(SwitchMode.IMMEDIATE, description="which requests change: see docs/api.md")
     timeout_s: float = Field(
         DRAIN_TIMEOUT_S,
@@ -64,6 +51,29 @@ class SwitchRequest(BaseModel):
             message = f"on_timeout needs mode drain; the mode is {self.mode}."
             raise InvalidField("on_timeout", message)
         return OnTimeout(self.on_timeout)
+
+    def way(self) -> Way:
+        """The same for a fleet. Raises `InvalidField`."""
+        return Way(self.mode, self.timeout_s, self.after_timeout(), self.reason)
+
+
+class SwitchRequest(SwitchWay):
+    """`POST /v1/switch_spec_method`. `speculative_model` or `proposer` is required.
+
+    `null` is plain decoding; it differs from a field that is left out.
+    """
+
+    speculative_model: str | None = Field(
+        None,
+        description="a proposer's name, model or [method], a policy, primary, backup, or none",
+    )
+    proposer: str | None = Field(None, description="the same under another name")
+    num_speculative_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="most tokens to draft in a step; by default the proposer's k, or for a policy "
+        "the largest k",
+    )
 
     def method_request(self) -> MethodRequest:
         """The requested method. Raises `InvalidField` if none is named, or two different ones."""
@@ -109,16 +119,6 @@ class Engine(BaseModel):
         )
 
 
-class Fleet(BaseModel):
-    """The server as a replica of a fleet."""
-
-    generation: int = Field(description="number of the last fleet switch, or 0")
-    switching: bool = Field(description="a switch runs, or the server is reserved for one")
-    policies: dict[str, dict[str, Any]] = Field(
-        description="policy -> its parameters, of those that fleet switches have set"
-    )
-
-
 class SpecMethodResponse(BaseModel):
     """`GET /v1/spec_method`."""
 
@@ -134,7 +134,7 @@ class SpecMethodResponse(BaseModel):
     window_s: int = Field(description="seconds that `proposers` and `decisions` sum over")
     proposers: dict[str, RollingStats]
     switches: list[SwitchRecord] = Field(description="the last ones, newest first")
-    fleet: Fleet
+    fleet: FleetStatus
 
 
 class Proposer(BaseModel):

@@ -1,67 +1,42 @@
-"""Bodies of the three calls of a fleet switch. Unknown fields and other types are refused."""
+"""Bodies of the two calls of a fleet switch. Unknown fields and other types are refused."""
 
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from server.fleet.replica import LEASE_S, MAX_GENERATION, MAX_LEASE_S, Order
-from server.schema.admin import SwitchRequest
-from server.schema.base import Strict
+from server.fleet.desired import DesiredState, Generation
+from server.fleet.replica import Order
+from server.schema.admin import SwitchRequest, SwitchWay
 
-SwitchId = Annotated[
-    str,
-    Field(
-        pattern="^[A-Za-z0-9_-]{1,64}$",
-        description="the coordinator's name for the switch, the same at every replica",
-    ),
-]
+_Policies = dict[str, dict[str, Any]]
 
 
-class PrepareRequest(SwitchRequest):
-    """`POST /v1/prepare_switch`: the fields of a switch, and those of its fleet."""
+class CheckRequest(SwitchRequest):
+    """`POST /v1/check_switch`: the fields of a switch, and policies."""
 
-    switch_id: SwitchId
-    lease_s: float = Field(
-        LEASE_S,
-        gt=0,
-        le=MAX_LEASE_S,
-        allow_inf_nan=False,
-        description="seconds that the server stays reserved without a commit",
-    )
-    policies: dict[str, dict[str, Any]] | None = Field(
+    policies: _Policies | None = Field(
         None, description="policy -> its parameters, set with the method"
     )
 
     def order(self) -> Order:
         """The switch. Raises `InvalidField` if it names no method, or two different ones."""
         request = self.method_request()
-        return Order(
-            request.proposer,
-            request.num_speculative_tokens,
-            self.mode,
-            self.timeout_s,
-            self.after_timeout(),
-            self.reason,
-            self.policies,
-        )
+        k = request.num_speculative_tokens
+        return Order(request.proposer, k, self.policies, self.way())
 
 
-class CommitRequest(Strict):
-    """`POST /v1/commit_switch`."""
+class FleetMethodRequest(SwitchWay):
+    """`PUT /v1/fleet_method`: a state, and how the server goes to it."""
 
-    switch_id: SwitchId
-    generation: int = Field(
-        ge=1, le=MAX_GENERATION, description="the fleet's number: above that of every replica"
+    generation: Generation
+    spec_method: str = Field(description="a proposer, a policy or none")
+    num_speculative_tokens: Annotated[int, Field(ge=0)]
+    policies: _Policies = Field(
+        {}, description="policy -> its parameters, of all that switches of the fleet have set"
     )
+    revision: int = Field(0, ge=0, description="of the last `user_config` of Ray Serve in it")
 
-
-class RollbackRequest(Strict):
-    """`POST /v1/rollback_switch`."""
-
-    switch_id: SwitchId
-    generation: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_GENERATION,
-        description="the number to take; null if no replica was told to commit",
-    )
+    def desired(self) -> DesiredState:
+        """The state."""
+        k = self.num_speculative_tokens
+        return DesiredState(self.generation, self.spec_method, k, self.policies, self.revision)

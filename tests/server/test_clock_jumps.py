@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from server.fleet.replica import Order
+from server.fleet.desired import DesiredState
+from server.fleet.replica import Way
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
@@ -69,22 +70,25 @@ async def test_requests_that_run_or_wait_are_not_ended(
     assert abs((await complete(gateway)).json()["created"] - now) < HOUR / 2
 
 
-async def test_a_fleet_switch_keeps_its_lease_and_a_drain_its_limit(
+async def test_a_fleet_state_keeps_its_rank_and_a_drain_its_limit(
     start: StartGateway, jump: Callable[[], float]
 ) -> None:
     gateway = await start(engine_args={"fake_step_ms": 2, "fake_acceptance": 0}, **KEYS)
     member, switcher = gateway.runtime.fleet, gateway.runtime.switcher
-    member.prepare("one", Order("ngram"), 600.0)
     running = asyncio.create_task(complete(gateway, 400, ignore_eos=True))
     await eventually(lambda: gateway.engine.num_running == 1)
+    draining = asyncio.create_task(member.set(DesiredState(2, "ngram", 5), Way("drain", 600.0)))
+    await eventually(lambda: switcher.drain is not None)
     jump()
     await asyncio.sleep(0)
-    assert switcher.busy, "the reservation ended"
-    await member.commit("one", 1)
+    assert switcher.busy, "the drain ended"
+    state = await member.set(DesiredState(1, "suffix", 5))
+    assert state.fleet.desired == DesiredState(2, "ngram", 5)
+    assert (await running).status_code == 200
+    assert (await draining).switch is not None
     drain = {"proposer": "suffix", "mode": "drain", "timeout_s": 600}
     drained = await gateway.post("/v1/switch_spec_method", drain, headers=ADMIN)
     assert drained.status_code == 200
-    assert (await running).status_code == 200
 
 
 async def test_figures_stay_and_records_stay_in_order(

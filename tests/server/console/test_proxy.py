@@ -10,9 +10,7 @@ import httpx
 import pytest
 
 from server.console.proxy import create_console
-from server.control.records import SpecMethodBody
-from server.fleet.peers import state_json
-from server.fleet.replica import ReplicaState
+from server.fleet.desired import DesiredState, state_json
 from tests.server.conftest import StartGateway, StartServer
 from tests.server.gateway import Gateway, events, eventually
 from tests.server.threaded import ADMIN_KEY
@@ -208,7 +206,7 @@ async def test_a_fleet_is_shown_replica_by_replica(
 ) -> None:
     monkeypatch.setattr("server.fleet.view.VIEW_ANSWER_S", 300.0)
     other = tmp_path / "state.json"
-    other.write_bytes(state_json(ReplicaState(4, SpecMethodBody("ngram", 5))))
+    other.write_bytes(state_json(DesiredState(4, "ngram", 5)))
     servers = [start_server(), start_server(), start_server(fleet_state=str(other))]
     urls = [*(server.url for server in servers), "http://127.0.0.1:9"]
     app = create_console(urls[0], on_loopback=True, fleet=urls)

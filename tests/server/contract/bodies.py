@@ -70,9 +70,14 @@ SUCCESS: dict[str, list[Any]] = {
     "get_readiness": [None],
     "get_metrics": [None],
     "switch_spec_method": [{"proposer": "ngram"}, {"proposer": "auto", "mode": "drain"}],
-    "prepare_switch": [{"switch_id": "a", "speculative_model": "ngram"}],
-    "commit_switch": [{"switch_id": "a", "generation": 1}],
-    "rollback_switch": [{"switch_id": "a", "generation": 2}],
+    "check_switch": [
+        {"speculative_model": "ngram", "policies": {"auto": {}}},
+        {"speculative_model": "none-such"},
+    ],
+    "set_fleet_method": [
+        {"generation": 1, "spec_method": "ngram", "num_speculative_tokens": 5},
+        {"generation": 2, "spec_method": "elsewhere", "num_speculative_tokens": 5},
+    ],
     "get_spec_method": [None],
     "list_proposers": [None],
     "load_proposer": [{"name": "more", "method": "ngram", "num_speculative_tokens": 2}],

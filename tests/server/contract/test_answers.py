@@ -36,8 +36,6 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("detokenize", 404): {"tokens": [5]} | NO_MODEL,
     ("explain", 404): {"chat": CHAT | NO_MODEL},
     ("switch_spec_method", 404): {"proposer": "none-such"},
-    ("prepare_switch", 404): {"switch_id": "a", "proposer": "none-such"},
-    ("commit_switch", 409): {"switch_id": "a", "generation": 1},
     ("load_proposer", 409): {"name": "ngram", "method": "ngram", "num_speculative_tokens": 2},
     ("unload_proposer", 404): {"name": "none-such"},
     ("unload_proposer", 409): {"name": "draft"},
@@ -58,11 +56,6 @@ ELSEWHERE = {
     ("unload_lora_adapter", 404),
     ("switch_spec_method", 409),
     ("switch_spec_method", 504),
-    # In tests/server/routes/test_fleet.py.
-    ("prepare_switch", 409),
-    ("commit_switch", 404),
-    ("commit_switch", 504),
-    ("rollback_switch", 409),
 }
 """Errors that need a scene of their own."""
 

@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 
 from server.control import audit as module
 from server.control.audit import Audit
-from server.fleet.replica import Order
+from server.fleet.desired import DesiredState
 from server.settings.sources import SettingsError, load_settings
 from tests.server.conftest import StartGateway
-from tests.server.gateway import Gateway
+from tests.server.gateway import Gateway, eventually
 
 FAILURES = "specgate_audit_write_failures_total"
 SWITCH = ("POST", "/v1/switch_spec_method", {"proposer": "ngram", "reason": "nightly"})
@@ -31,9 +31,8 @@ CHANGES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/v1/unload_proposer", {"name": "suffix"}),
     ("POST", "/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "FOLDER"}),
     ("POST", "/v1/unload_lora_adapter", {"lora_name": "old"}),
-    ("POST", "/v1/prepare_switch", {"switch_id": "a", "speculative_model": "ngram"}),
 ]
-"""Every kind of change that is recorded; the last one reserves the server."""
+"""Every kind of change that is recorded."""
 
 
 @contextmanager
@@ -234,20 +233,21 @@ async def test_a_disk_that_keeps_no_line_is_logged_once(
     assert [line["event"] for line in logs].count("audit_log_failed") == 3
 
 
-async def test_a_fleet_switch_can_be_taken_back_on_a_full_disk(
-    start: StartGateway, tmp_path: Path
+async def test_a_fleets_state_waits_for_a_disk_with_room(
+    start: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("server.fleet.member.RETRY_S", 0.01)
     path = tmp_path / "audit.jsonl"
     gateway = await start(audit=Audit(str(path), required=True))
-    member, active = gateway.runtime.fleet, gateway.runtime.switcher.active.name
-    order = Order("ngram", policies={"goodput": {"min_gain": 0.5}})
-    member.prepare("one", order, 300.0)
-    await member.commit("one", 1)
-    assert gateway.runtime.switcher.active.name == "ngram"
-    with files_limited_to(path.stat().st_size):
-        await member.rollback("one", 1)
-    assert gateway.runtime.switcher.active.name == active
-    assert failures(gateway) == (0, 2)
+    active = gateway.runtime.switcher.active
+    desired = DesiredState(1, "ngram", 5, {"goodput": {"min_gain": 0.5}})
+    with files_limited_to(0):
+        state = await gateway.runtime.fleet.set(desired)
+        assert state.fleet.lag is not None
+        assert state.fleet.lag.code == "audit_unavailable"
+        assert gateway.runtime.switcher.active == active
+    await eventually(lambda: gateway.runtime.switcher.active.name == "ngram")
+    assert {line["what"] for line in lines(path)} == {"spec_policy", "switch_spec_method"}
 
 
 def test_the_setting_needs_a_file() -> None:

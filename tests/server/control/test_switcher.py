@@ -189,20 +189,6 @@ async def test_the_error_of_an_unknown_mode_lists_the_modes(harness: Harness) ->
         await harness.switcher.switch(NGRAM, "later")
 
 
-async def test_a_proposer_that_is_unloaded_before_the_commit_is_not_switched_to(
-    harness: Harness,
-) -> None:
-    """An unload that had begun before the switch was prepared."""
-    attempt = harness.switcher.prepare(NGRAM)
-    harness.catalog = replace(CATALOG, proposers=CATALOG.proposers[1:])
-    with pytest.raises(SelectionError, match="'ngram' was unloaded") as caught:
-        await harness.switcher.commit(attempt)
-    assert caught.value.code == "proposer_not_found"
-    assert harness.engine.calls == []
-    assert not harness.switcher.busy
-    assert harness.audit.switches[0].outcome == "refused"
-
-
 async def test_a_proposer_that_is_unloaded_during_the_drain_is_not_switched_to(
     harness: Harness,
 ) -> None:

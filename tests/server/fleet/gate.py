@@ -6,11 +6,6 @@ from typing import Any
 import pytest
 
 from engine_adapter.interface import Engine
-from server.control.records import SwitchResult
-from server.fleet.replica import Order
-from tests.server.gateway import Gateway
-
-LEASE_S = 300.0
 
 
 class Gate:
@@ -28,11 +23,3 @@ class Gate:
 
     def open(self) -> None:
         self._opened.set()
-
-    async def commit(self, gateway: Gateway, **fields: Any) -> asyncio.Task[SwitchResult]:
-        """Prepares a switch, and begins its commit, which is held here."""
-        member = gateway.runtime.fleet
-        member.prepare("a", Order("ngram", **fields), LEASE_S)
-        committing = asyncio.create_task(member.commit("a", 3))
-        await self.reached.wait()
-        return committing

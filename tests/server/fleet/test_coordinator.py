@@ -1,303 +1,209 @@
-"""All replicas switch, or none; what is not known is named."""
+"""A switch of a fleet: who refuses it, who keeps it back, and what the report says of each."""
 
-import asyncio
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
-from server.control.records import SpecMethodBody
-from server.fleet.coordinator import switch_fleet
-from server.fleet.replica import FleetOutcome, FleetReport, Order, ReplicaOutcome
-from tests.server.fleet.scripted import NEW, OLD, ScriptedReplica, be_gone, hang, refuse
-from tests.server.gateway import eventually
+from server.control.records import SpecMethodBody, SwitchResult
+from server.control.types import SwitchMode
+from server.fleet.coordinator import FleetOutcome, FleetReport, ReplicaOutcome, switch_fleet
+from server.fleet.desired import DesiredState, rank_of
+from server.fleet.replica import (
+    Checked,
+    FleetStatus,
+    Obstacle,
+    Order,
+    ReplicaState,
+    Way,
+)
 
-ORDER = Order("ngram")
+OLD, NEW = SpecMethodBody("draft", 4), SpecMethodBody("ngram", 5)
+LOAD = {"load": {"disable_by_batch_size": 3}}
+GONE = Obstacle("cannot be reached")
+NONE = Obstacle("no such proposer", 404, "proposer_not_found")
+ORDER = Order("ngram", policies=LOAD)
 
 
-def fleet(number: int = 4) -> list[ScriptedReplica]:
-    return [ScriptedReplica(f"r{i}", generation=i) for i in range(number)]
+class Replica:
+    """A replica that does what a test says."""
+
+    def __init__(self, generation: int = 0, to: SpecMethodBody | Obstacle = NEW) -> None:
+        self.desired = DesiredState(generation, "draft", 4) if generation else None
+        self.to = to
+        self.checks: Callable[[], Obstacle | None] = lambda: None
+        self.failure: Obstacle | None = None
+        self.lag: Obstacle | None = None
+        self.told: list[tuple[DesiredState, Way]] = []
+
+    def status(self) -> FleetStatus:
+        has = 0 if self.desired is None or self.lag else self.desired.generation
+        return FleetStatus(has, False, self.desired, self.lag)
+
+    def check(self, order: Order) -> Checked | Obstacle:
+        return self.checks() or Checked(OLD, self.to, self.status())
+
+    def set(self, desired: DesiredState, way: Way) -> ReplicaState | Obstacle:
+        self.told.append((desired, way))
+        if self.failure is not None:
+            return self.failure
+        if desired.rank < rank_of(self.desired):
+            return ReplicaState(OLD, None, self.status())
+        self.desired = desired
+        if self.lag is not None:
+            return ReplicaState(OLD, None, self.status())
+        switch = SwitchResult(
+            OLD, NEW, SwitchMode.IMMEDIATE, 1, desired.generation, 3, 1, waited_ms=0.5
+        )
+        return ReplicaState(NEW, switch, self.status())
+
+
+class Scripted:
+    """`replica.Fleet` over such replicas: a, b, c."""
+
+    def __init__(self, *replicas: Replica) -> None:
+        self.replicas = dict(zip("abcdef", replicas, strict=False))
+
+    async def check(self, order: Order) -> Mapping[str, Checked | Obstacle]:
+        return {name: replica.check(order) for name, replica in self.replicas.items()}
+
+    async def set(self, desired: DesiredState, way: Way) -> Mapping[str, ReplicaState | Obstacle]:
+        return {name: replica.set(desired, way) for name, replica in self.replicas.items()}
+
+
+async def switch(*replicas: Replica, order: Order = ORDER) -> FleetReport:
+    return await switch_fleet(Scripted(*replicas), order)
 
 
 def outcomes(report: FleetReport) -> list[str]:
-    return [str(one.outcome) for one in report.replicas]
+    return [str(each.outcome) for each in report.replicas]
 
 
-def has(replicas: list[ScriptedReplica]) -> set[tuple[SpecMethodBody, int]]:
-    return {(one.method, one.generation) for one in replicas}
-
-
-async def test_every_replica_gets_the_method_and_a_number_above_all() -> None:
-    replicas = fleet()
-    report = await switch_fleet(replicas, ORDER)
+async def test_all_get_a_state_above_the_largest_that_one_knows() -> None:
+    replicas = [Replica(3), Replica(), Replica(8)]
+    way = Way("drain", 5)
+    report = await switch(*replicas, order=replace(ORDER, way=way))
     assert report.outcome == FleetOutcome.SWITCHED
-    assert report.fleet_generation == 4
-    assert has(replicas) == {(NEW, 4)}
-    assert outcomes(report) == ["switched"] * 4
-    assert [one.replica for one in report.replicas] == ["r0", "r1", "r2", "r3"]
-    assert {(o.previous, o.active, o.in_flight) for o in report.replicas} == {(OLD, NEW, 3)}
-    assert all(one.calls == ["prepare", "commit"] for one in replicas)
+    assert report.obstacle is None
+    assert report.desired == DesiredState(9, "ngram", 5, LOAD)
+    assert [replica.told for replica in replicas] == [[(report.desired, way)]] * 3
+    (first, *_) = report.replicas
+    assert (first.replica, first.outcome) == ("a", ReplicaOutcome.SWITCHED)
+    assert (first.previous, first.active, first.fleet_generation) == (OLD, NEW, 9)
+    assert first.switch is not None
+    assert (first.switch.in_flight, first.switch.aborted, first.switch.waited_ms) == (3, 1, 0.5)
+    assert 0 <= report.check_ms <= report.took_ms
 
 
-async def test_no_replica_commits_before_all_have_prepared() -> None:
-    replicas, gate = fleet(), asyncio.Event()
-    replicas[3].on_prepare = lambda: _until(gate)
-    running = asyncio.create_task(switch_fleet(replicas, ORDER))
-    await eventually(lambda: all(one.calls for one in replicas))
-    assert all(one.calls == ["prepare"] for one in replicas)
-    gate.set()
-    assert (await running).outcome == FleetOutcome.SWITCHED
+async def test_the_policies_of_earlier_switches_stay() -> None:
+    replica = Replica(2)
+    replica.desired = DesiredState(2, "draft", 4, {"goodput": {"min_gain": 0.5}} | LOAD, 7)
+    order = Order("ngram", policies={"load": {}})
+    desired = (await switch(replica, Replica(1), order=order)).desired
+    assert desired == DesiredState(3, "ngram", 5, {"goodput": {"min_gain": 0.5}, "load": {}}, 7)
 
 
-async def test_where_one_refuses_to_prepare_all_are_released_and_nothing_changes() -> None:
-    replicas = fleet()
-    replicas[1].on_prepare = refuse
-    report = await switch_fleet(replicas, ORDER)
-    assert report.outcome == FleetOutcome.UNCHANGED
-    assert report.fleet_generation is None
-    assert report.error == "r1: no"
-    assert outcomes(report) == ["unchanged", "refused", "unchanged", "unchanged"]
-    assert report.replicas[1].code == "some_code"
-    assert [(one.method, one.generation) for one in replicas] == [(OLD, i) for i in range(4)]
-    assert not any(one.reserved for one in replicas)
-    assert not any("commit" in one.calls for one in replicas)
-
-
-async def test_a_replica_that_does_not_answer_counts_as_one_that_refuses() -> None:
-    replicas = fleet()
-    replicas[2].on_prepare = replicas[2].on_rollback = be_gone
-    report = await switch_fleet(replicas, ORDER)
-    assert report.outcome == FleetOutcome.UNCHANGED
-    assert outcomes(report) == ["unchanged", "unchanged", "unknown", "unchanged"]
-    assert not any(one.reserved for one in replicas)
-
-
-async def test_a_replica_that_does_not_answer_can_be_skipped_and_the_next_call_heals_it() -> None:
-    replicas = fleet()
-    replicas[2].on_prepare = replicas[2].on_rollback = be_gone
-    report = await switch_fleet(replicas, ORDER, skip_unreachable=True)
+async def test_a_replica_that_does_not_answer_keeps_no_other_back() -> None:
+    gone = Replica()
+    gone.checks, gone.failure = lambda: GONE, GONE
+    report = await switch(Replica(), gone, Replica())
     assert report.outcome == FleetOutcome.PARTIAL
-    assert outcomes(report) == ["switched", "switched", "unknown", "switched"]
-    assert replicas[2].method == OLD
-
-    replicas[2].on_prepare = lambda: _until(None)
-    healed = await switch_fleet(replicas, ORDER)
-    assert healed.outcome == FleetOutcome.SWITCHED
-    assert has(replicas) == {(NEW, healed.fleet_generation)}
+    assert outcomes(report) == ["switched", "unknown", "switched"]
+    assert report.replicas[1].obstacle == GONE
+    assert len(gone.told) == 1, "its answer may be what was lost"
 
 
-async def test_a_refusal_is_not_skipped() -> None:
-    replicas = fleet()
-    replicas[0].on_prepare = refuse
-    report = await switch_fleet(replicas, ORDER, skip_unreachable=True)
-    assert report.outcome == FleetOutcome.UNCHANGED
+async def test_a_replica_whose_check_was_lost_is_told_too() -> None:
+    late = Replica()
+    late.checks = lambda: GONE
+    assert (await switch(Replica(), late)).outcome == FleetOutcome.SWITCHED
 
 
-async def test_where_a_commit_fails_those_that_switched_are_switched_back() -> None:
-    replicas, others = fleet(), asyncio.Event()
-
-    async def refuse_after_the_others() -> None:
-        await others.wait()
-        await refuse()
-
-    replicas[3].on_commit = refuse_after_the_others
-    running = asyncio.create_task(switch_fleet(replicas, ORDER))
-    await eventually(lambda: all(one.method == NEW for one in replicas[:3]))
-    others.set()
-    report = await running
-    assert report.outcome == FleetOutcome.ROLLED_BACK
-    assert report.error == "r3: no"
-    assert outcomes(report) == ["restored", "restored", "restored", "refused"]
-    assert has(replicas) == {(OLD, 5)}, "one above the number that was given up"
-    assert report.fleet_generation == 5
-
-
-async def test_a_commit_whose_answer_is_lost_is_rolled_back() -> None:
-    replicas = fleet()
-    replicas[0].after_commit = be_gone
-    report = await switch_fleet(replicas, ORDER)
-    assert report.outcome == FleetOutcome.ROLLED_BACK
-    assert has(replicas) == {(OLD, 5)}
-    assert report.replicas[0].error == "gone"
-    assert report.replicas[0].active == OLD
-
-
-async def test_a_replica_that_dies_during_its_commit_is_named() -> None:
-    replicas = fleet()
-    replicas[0].on_commit = replicas[0].on_rollback = be_gone
-    report = await switch_fleet(replicas, ORDER)
-    assert report.outcome == FleetOutcome.PARTIAL
-    assert outcomes(report) == ["unknown", "restored", "restored", "restored"]
-    assert report.replicas[0].active is None
-    assert has(replicas[1:]) == {(OLD, 5)}
-
-
-async def test_commits_that_wait_end_when_another_has_failed() -> None:
-    replicas = fleet(2)
-    replicas[0].on_commit, replicas[1].on_commit = hang, refuse
-    report = await switch_fleet(replicas, replace(ORDER, mode="drain", timeout_s=3600))
-    assert report.outcome == FleetOutcome.ROLLED_BACK
-    assert replicas[0].calls == ["prepare", "commit", "rollback"]
-
-
-async def test_a_replica_that_hangs_is_given_up_after_its_time() -> None:
-    replicas = fleet(2)
-    replicas[0].on_prepare = hang
-    report = await switch_fleet(replicas, ORDER, call_s=0.01)
-    assert report.outcome == FleetOutcome.UNCHANGED
-    assert report.error == "r0: no answer within 0.01 s"
-    assert not replicas[1].reserved
-
-
-async def test_a_drain_has_its_own_time_on_top() -> None:
-    replicas = fleet(1)
-    replicas[0].on_commit = lambda: asyncio.sleep(0.05)
-    drain = replace(ORDER, mode="drain", timeout_s=60.0)
-    assert (await switch_fleet(replicas, drain, call_s=0.02)).outcome == FleetOutcome.SWITCHED
-    assert (await switch_fleet(replicas, ORDER, call_s=0.02)).outcome != FleetOutcome.SWITCHED
-
-
-async def test_a_name_that_replicas_understand_differently_is_refused() -> None:
-    replicas = [ScriptedReplica("a"), ScriptedReplica("b", to=SpecMethodBody("suffix", 8))]
-    report = await switch_fleet(replicas, Order("primary"))
-    assert report.outcome == FleetOutcome.UNCHANGED
-    assert report.error is not None
-    assert "ngram at a" in report.error
-    assert "suffix at b" in report.error
-    assert not any(one.reserved for one in replicas)
-
-
-@pytest.mark.parametrize("phase", ["on_prepare", "on_commit"])
-async def test_a_coordinator_that_is_cancelled_rolls_back(phase: str) -> None:
-    replicas = fleet()
-    setattr(replicas[3], phase, hang)
-    running = asyncio.create_task(switch_fleet(replicas, ORDER))
-    call = phase.removeprefix("on_")
-    await eventually(lambda: all(call in one.calls for one in replicas))
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert not any(one.reserved for one in replicas)
-    assert {one.method for one in replicas} == {OLD}
-
-
-async def test_a_switch_that_is_interrupted_names_the_replicas_that_are_not_known_to_be_back() -> (
-    None
-):
-    replicas = fleet()
-    replicas[3].on_commit, replicas[1].on_rollback = hang, be_gone
-    reports: list[FleetReport] = []
-    running = asyncio.create_task(switch_fleet(replicas, ORDER, on_interrupt=reports.append))
-    await eventually(lambda: all("commit" in one.calls for one in replicas))
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    (report,) = reports
-    assert (report.outcome, report.error) == (FleetOutcome.PARTIAL, "interrupted")
-    assert outcomes(report) == ["restored", "unknown", "restored", "restored"]
-
-
-async def break_down() -> None:
-    """Fails as no replica should."""
-    raise ValueError("a defect")
-
-
-@pytest.mark.parametrize("phase", ["on_prepare", "on_commit"])
-async def test_a_call_that_fails_in_an_unknown_way_is_rolled_back_and_named(phase: str) -> None:
-    replicas = fleet()
-    setattr(replicas[1], phase, break_down)
-    report = await switch_fleet(replicas, ORDER)
-    assert report.outcome != FleetOutcome.SWITCHED
-    assert report.error == "r1: ValueError: a defect"
-    assert {one.method for one in replicas} == {OLD}
-    assert not any(one.reserved for one in replicas)
-
-
-async def test_a_coordinator_that_fails_by_itself_rolls_back() -> None:
-    """Its own code fails between the two phases."""
-    replicas = fleet()
-    replicas[2].generation = "three"  # type: ignore[assignment]
-    with pytest.raises(TypeError):
-        await switch_fleet(replicas, ORDER)
-    assert not any(one.reserved for one in replicas)
-
-
-async def test_a_second_cancellation_does_not_stop_a_roll_back() -> None:
-    replicas, gate = fleet(), asyncio.Event()
-    replicas[3].on_commit = hang
-    for one in replicas:
-        one.on_rollback = lambda: _until(gate)
-    running = asyncio.create_task(switch_fleet(replicas, ORDER))
-    await eventually(lambda: all("commit" in one.calls for one in replicas))
-    running.cancel()
-    await eventually(lambda: all("rollback" in one.calls for one in replicas))
-    running.cancel()
-    await asyncio.sleep(0)
-    gate.set()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert {one.method for one in replicas} == {OLD}
-
-
-async def test_a_replica_that_was_switched_by_itself_after_its_commit_is_named() -> None:
-    replicas = fleet(2)
-
-    async def switch_then_refuse() -> None:
-        await eventually(lambda: replicas[0].applied is not None)
-        replicas[0].applied, replicas[0].method = None, SpecMethodBody("suffix", 8)
-        await refuse()
-
-    replicas[1].on_commit = switch_then_refuse
-    report = await switch_fleet(replicas, ORDER)
-    assert report.outcome == FleetOutcome.PARTIAL
-    assert outcomes(report) == ["unknown", "refused"]
-    assert report.replicas[0].error == "was switched to suffix meanwhile, and keeps it"
-
-
-async def test_a_replica_whose_policy_was_changed_after_its_commit_is_named() -> None:
-    replicas = fleet(2)
-    replicas[0].kept = ("load", "goodput")
-    replicas[1].on_commit = refuse
-    report = await switch_fleet(replicas, ORDER)
-    assert report.outcome == FleetOutcome.PARTIAL
-    assert outcomes(report) == ["unknown", "refused"]
-    assert report.unknown == ("r0",)
-    expected = "got other parameters of load, goodput meanwhile, and keeps them"
-    assert report.replicas[0].error == expected
-
-
-async def test_a_skipped_replica_whose_answer_was_lost_is_released() -> None:
-    """It would refuse the next switch until the end of its lease."""
-    replicas = fleet(2)
-
-    async def be_reserved_and_gone() -> None:
-        replicas[1].reserved = "the switch"
-        await be_gone()
-
-    replicas[1].on_prepare = be_reserved_and_gone
-    report = await switch_fleet(replicas, ORDER, skip_unreachable=True)
+async def test_a_replica_whose_answer_is_lost_is_not_known() -> None:
+    lost = Replica()
+    lost.failure = Obstacle("no answer within 10 s")
+    report = await switch(Replica(), lost)
     assert outcomes(report) == ["switched", "unknown"]
-    assert replicas[1].reserved is None
-    assert has(replicas) == {(NEW, 1), (OLD, 1)}
+    assert (report.replicas[1].previous, report.replicas[1].active) == (OLD, None)
 
 
-async def test_a_replica_that_cannot_be_switched_back_is_named() -> None:
-    replicas = fleet(2)
-    gate = asyncio.Event()
-
-    async def refuse_late() -> None:
-        await gate.wait()
-        await refuse()
-
-    replicas[0].on_rollback, replicas[1].on_commit = refuse, refuse_late
-    running = asyncio.create_task(switch_fleet(replicas, ORDER))
-    await eventually(lambda: replicas[0].method == NEW)
-    gate.set()
-    report = await running
-    assert report.outcome == FleetOutcome.PARTIAL
-    assert report.replicas[0].outcome == ReplicaOutcome.UNKNOWN
-    assert report.replicas[0].code == "some_code"
+async def test_a_replica_that_can_never_have_the_method_keeps_no_other_back() -> None:
+    """And the number is above the one that it knows, so that it undoes nothing later."""
+    refusing = Replica(7, to=NONE)
+    refusing.lag = NONE
+    report = await switch(Replica(2), refusing)
+    assert (report.outcome, outcomes(report)) == (FleetOutcome.PARTIAL, ["switched", "lags"])
+    assert report.desired is not None
+    assert report.desired.generation == 8
+    assert report.replicas[1].obstacle == NONE
 
 
-async def _until(gate: asyncio.Event | None) -> None:
-    if gate is not None:
-        await gate.wait()
+async def test_a_method_that_no_replica_can_have_changes_nothing() -> None:
+    gone, replicas = Replica(), [Replica(2, to=NONE), Replica(to=NONE)]
+    gone.checks = lambda: GONE
+    report = await switch(gone, *replicas)
+    assert (report.outcome, report.desired) == (FleetOutcome.UNCHANGED, None)
+    assert report.obstacle == Obstacle("b: no such proposer", 404, "proposer_not_found")
+    assert outcomes(report) == ["unchanged"] * 3
+    assert [replica.obstacle for replica in report.replicas] == [GONE, NONE, NONE]
+    assert (report.replicas[1].active, report.replicas[1].fleet_generation) == (OLD, 2)
+    assert [replica.told for replica in (gone, *replicas)] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    "failure", [Obstacle("it loads", 503, "engine_not_ready"), Obstacle("Wrong key", 401)]
+)
+async def test_a_replica_that_answers_no_call_keeps_no_other_back(failure: Obstacle) -> None:
+    loading = Replica()
+    loading.checks, loading.failure = lambda: failure, failure
+    report = await switch(Replica(), loading)
+    assert (report.outcome, outcomes(report)) == (FleetOutcome.PARTIAL, ["switched", "unknown"])
+    assert report.replicas[1].obstacle == failure
+
+
+async def test_a_replica_that_lags_says_why() -> None:
+    late = Replica()
+    late.lag = Obstacle("1 admitted request did not end within 5 s", 504, "drain_timeout")
+    report = await switch(late, Replica())
+    assert (report.outcome, outcomes(report)) == (FleetOutcome.PARTIAL, ["lags", "switched"])
+    (first, _) = report.replicas
+    assert (first.obstacle, first.switch) == (late.lag, None)
+    assert (first.active, first.fleet_generation) == (OLD, 0)
+
+
+async def test_a_replica_that_knows_a_larger_state_is_named() -> None:
+    class Overtaken(Replica):
+        """Another coordinator comes between the two calls."""
+
+        def set(self, desired: DesiredState, way: Way) -> ReplicaState | Obstacle:
+            self.desired = replace(desired, generation=desired.generation + 1)
+            return super().set(desired, way)
+
+    report = await switch(Replica(), Overtaken())
+    assert (report.outcome, outcomes(report)) == (FleetOutcome.PARTIAL, ["switched", "superseded"])
+    assert report.named(ReplicaOutcome.SUPERSEDED) == [report.replicas[1]]
+
+
+async def test_no_replica_that_answers_changes_nothing() -> None:
+    gone = Replica()
+    gone.checks = lambda: GONE
+    report = await switch(gone, gone)
+    assert report.outcome == FleetOutcome.UNCHANGED
+    assert report.obstacle == Obstacle("a: cannot be reached")
+    assert gone.told == []
+
+
+async def test_replicas_that_mean_different_methods_change_nothing() -> None:
+    other = Replica(to=SpecMethodBody("suffix", 5))
+    report = await switch(Replica(), other, order=Order("primary"))
+    assert report.outcome == FleetOutcome.UNCHANGED
+    assert report.obstacle is not None
+    assert report.obstacle.message.endswith("ngram with k 5 at a, suffix with k 5 at b")
+    assert other.told == []
+
+
+async def test_a_report_is_json() -> None:
+    report: dict[str, Any] = asdict(await switch(Replica(), Replica()))
+    assert report["desired"]["spec_method"] == "ngram"
+    assert report["replicas"][0]["outcome"] == "switched"

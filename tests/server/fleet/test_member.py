@@ -1,28 +1,37 @@
-"""A server's part in a fleet switch: reserved for a lease, one number above its own, undone."""
+"""A server's part in its fleet: it goes to the largest state that it was told, now or later."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine_adapter.errors import EngineError
-from engine_adapter.policies.parameters import PolicyError
-from server.control.errors import (
-    DrainTimeout,
-    NotPrepared,
-    StaleGeneration,
-    SwitchInProgress,
-)
-from server.control.method_names import MethodRequest, SelectionError
+from engine_adapter.types import ProposerState
+from server.control.method_names import MethodRequest
 from server.control.records import SpecMethodBody
+from server.fleet import member as module
+from server.fleet.desired import DesiredState
 from server.fleet.member import Member
-from server.fleet.replica import Order, ReplicaState
+from server.fleet.replica import Obstacle, Order, ReplicaState, Way
 from tests.server.conftest import StartGateway
+from tests.server.fleet.gate import Gate
 from tests.server.fleet.in_flight import begun
 from tests.server.gateway import Gateway, eventually
 
-NGRAM = Order("ngram", reason="a test")
-LONG_S = 300.0
+NGRAM = DesiredState(3, "ngram", 5)
+SUFFIX = DesiredState(4, "suffix", 6)
+IMMEDIATE = Way("immediate", reason="a test")
+DRAIN = Way("drain", 600)
+LOAD = {"load": {"disable_by_batch_size": 3}}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that lags tries again at once."""
+    monkeypatch.setattr(module, "RETRY_S", 0.002)
+    monkeypatch.setattr(module, "MAX_RETRY_S", 0.002)
 
 
 def member(gateway: Gateway) -> Member:
@@ -31,246 +40,317 @@ def member(gateway: Gateway) -> Member:
 
 def active(gateway: Gateway) -> tuple[str, int]:
     state = member(gateway).state()
-    return state.active.spec_method, state.fleet_generation
+    return state.active.spec_method, state.fleet.generation
 
 
 def records(gateway: Gateway) -> list[tuple[str, int | None]]:
     return [(str(r.outcome), r.fleet_generation) for r in gateway.runtime.audit.switches]
 
 
-async def test_a_prepared_switch_happens_at_its_commit(gateway: Gateway) -> None:
-    prepared = member(gateway).prepare("a", NGRAM, LONG_S)
-    assert (prepared.active.spec_method, prepared.to.spec_method) == ("draft", "ngram")
-    assert active(gateway) == ("draft", 0)
-    result = await member(gateway).commit("a", 7)
-    assert (result.previous.spec_method, result.active.spec_method) == ("draft", "ngram")
-    assert result.fleet_generation == 7
-    assert active(gateway) == ("ngram", 7)
-    assert records(gateway) == [("switched", 7)]
-    assert gateway.sample("specgate_fleet_generation") == 7
+def lag(gateway: Gateway) -> str | None:
+    found = member(gateway).status().lag
+    return None if found is None else found.code
 
 
-async def test_a_reserved_server_refuses_every_other_switch(gateway: Gateway) -> None:
-    member(gateway).prepare("a", NGRAM, LONG_S)
-    with pytest.raises(SwitchInProgress):
-        member(gateway).prepare("b", NGRAM, LONG_S)
-    with pytest.raises(SwitchInProgress):
-        await gateway.runtime.switcher.switch(MethodRequest("suffix", None, True))
-    refused = await gateway.post("/v1/unload_proposer", {"name": "ngram"})
-    assert refused.json()["error"]["code"] == "switch_in_progress"
-    await member(gateway).rollback("a", None)
-    await gateway.runtime.switcher.switch(MethodRequest("suffix", None, True))
-    assert active(gateway) == ("suffix", 0)
+async def test_a_state_is_taken_with_the_switch_that_it_asks_for(gateway: Gateway) -> None:
+    state = await member(gateway).set(NGRAM, IMMEDIATE)
+    assert state.switch is not None
+    assert (state.switch.previous.spec_method, state.active.spec_method) == ("draft", "ngram")
+    assert (state.switch.mode, state.switch.fleet_generation) == ("immediate", 3)
+    assert (state.fleet.desired, state.fleet.lag) == (NGRAM, None)
+    assert active(gateway) == ("ngram", 3)
+    assert records(gateway) == [("switched", 3)]
+    assert gateway.runtime.audit.switches[0].reason == "a test"
+    assert gateway.sample("specgate_fleet_generation") == 3
 
 
-async def test_a_reservation_holds_no_request(gateway: Gateway) -> None:
-    member(gateway).prepare("a", Order("ngram", mode="drain"), LONG_S)
-    assert gateway.runtime.switcher.drain is None
-    assert (await gateway.complete(max_tokens=2)).status_code == 200
-
-
-async def test_a_reservation_ends_with_its_lease(gateway: Gateway) -> None:
-    member(gateway).prepare("a", NGRAM, 0.001)
-    await eventually(lambda: not member(gateway).state().is_switching)
-    with pytest.raises(NotPrepared):
-        await member(gateway).commit("a", 1)
-    assert active(gateway) == ("draft", 0)
-    record = gateway.runtime.audit.switches[0]
-    assert record.outcome == "abandoned"
-    assert record.error == "no commit of the fleet switch came within 0.001 s"
-
-
-async def test_a_second_prepare_renews_the_lease(gateway: Gateway) -> None:
-    clock = asyncio.get_running_loop()
-    first = member(gateway).prepare("a", NGRAM, 0.05)
-    assert member(gateway).prepare("a", NGRAM, LONG_S) == first
-    ended = clock.time() + 0.1
-    await eventually(lambda: clock.time() > ended)
-    await member(gateway).commit("a", 1)
-
-
-async def test_a_lease_does_not_end_a_commit(start: StartGateway) -> None:
-    """The drain of the commit is longer than the lease."""
-    gateway = await start(engine_args={"fake_step_ms": 5})
-    request, done = await begun(gateway)
-    member(gateway).prepare("a", Order("ngram", mode="drain", timeout_s=600), 0.05)
-    committing = asyncio.create_task(member(gateway).commit("a", 1))
-    clock = asyncio.get_running_loop()
-    ended = clock.time() + 0.1
-    await eventually(lambda: clock.time() > ended)
-    assert not committing.done()
-    done()
-    await request
-    assert (await committing).active.spec_method == "ngram"
-
-
-@pytest.mark.parametrize("generation", [3, 5])
-async def test_an_old_number_is_refused_and_ends_the_reservation(
-    gateway: Gateway, generation: int
+async def test_a_repeated_state_gets_the_same_answer_and_no_second_switch(
+    gateway: Gateway,
 ) -> None:
-    member(gateway).prepare("a", NGRAM, LONG_S)
-    await member(gateway).commit("a", 5)
-    member(gateway).prepare("b", Order("suffix"), LONG_S)
-    with pytest.raises(StaleGeneration):
-        await member(gateway).commit("b", generation)
-    assert active(gateway) == ("ngram", 5)
-    assert not member(gateway).state().is_switching
-
-
-async def test_a_late_coordinator_cannot_undo_a_newer_switch(gateway: Gateway) -> None:
-    member(gateway).prepare("old", NGRAM, LONG_S)
-    await member(gateway).commit("old", 1)
-    member(gateway).prepare("new", Order("suffix"), LONG_S)
-    await member(gateway).commit("new", 2)
-    assert (await member(gateway).rollback("old", 2)).active.spec_method == "suffix"
-    with pytest.raises(NotPrepared):
-        await member(gateway).commit("old", 3)
-    assert active(gateway) == ("suffix", 2)
-
-
-async def test_a_repeated_commit_gets_the_same_result(gateway: Gateway) -> None:
-    member(gateway).prepare("a", NGRAM, LONG_S)
-    first = await member(gateway).commit("a", 1)
-    assert await member(gateway).commit("a", 1) == first
+    first = await member(gateway).set(NGRAM, IMMEDIATE)
+    assert await member(gateway).set(NGRAM, IMMEDIATE) == first
     assert len(records(gateway)) == 1
 
 
-@pytest.mark.parametrize(
-    ("order", "raised"),
-    [
-        (Order("nope"), SelectionError),
-        (Order("ngram", num_speculative_tokens=99), SelectionError),
-        (Order("ngram", mode="sometimes"), SelectionError),
-        (Order("ngram", policies={"load": {"nope": 1}}), PolicyError),
-        (Order("ngram", policies={"nope": {}}), PolicyError),
-    ],
-)
-async def test_an_impossible_switch_is_refused_at_once(
-    gateway: Gateway, order: Order, raised: type[Exception]
+@pytest.mark.parametrize("older", [replace(NGRAM, generation=2), DesiredState(3, "draft", 4)])
+async def test_a_smaller_state_changes_nothing(gateway: Gateway, older: DesiredState) -> None:
+    await member(gateway).set(NGRAM)
+    state = await member(gateway).set(older)
+    assert (state.fleet.desired, state.switch) == (NGRAM, None)
+    assert active(gateway) == ("ngram", 3)
+
+
+async def test_of_two_states_with_a_number_all_servers_take_the_same(start: StartGateway) -> None:
+    """Whichever of them comes first."""
+    other = DesiredState(3, "draft", 4, LOAD)
+    one, two = await start(), await start()
+    await member(one).set(NGRAM)
+    await member(one).set(other)
+    await member(two).set(other)
+    await member(two).set(NGRAM)
+    assert active(one) == active(two) == ("ngram", 3)
+    assert member(one).desired == member(two).desired
+
+
+async def test_a_server_without_the_proposer_lags_and_follows_when_it_is_loaded(
+    gateway: Gateway,
 ) -> None:
-    with pytest.raises(raised):
-        member(gateway).prepare("a", order, LONG_S)
-    assert not member(gateway).state().is_switching
+    await gateway.engine.unload_proposer("ngram")
+    with capture_logs() as logs:
+        state = await member(gateway).set(NGRAM, IMMEDIATE)
+        assert state.fleet.lag is not None
+        assert state.fleet.lag.code == "proposer_not_found"
+        assert "ngram" in state.fleet.lag.message
+        assert (state.fleet.desired, state.fleet.generation, state.switch) == (NGRAM, 0, None)
+        shown = (await gateway.client.get("/v1/spec_method")).json()["fleet"]
+        assert shown["lag"]["code"] == "proposer_not_found"
+        assert shown["desired"]["spec_method"] == "ngram"
+        await asyncio.sleep(0.05)
+    lines = [line for line in logs if line["event"] == "fleet_lags"]
+    assert [line["spec_method"] for line in lines] == ["ngram"], "each reason is logged once"
+    await gateway.engine.load_proposer({"name": "ngram", "method": "ngram"})
+    await eventually(lambda: active(gateway) == ("ngram", 3))
+    assert lag(gateway) is None
+    assert gateway.runtime.audit.switches[0].mode == "new_requests"
 
 
-@pytest.mark.parametrize("generation", [None, 4])
-async def test_a_server_that_has_not_committed_is_released(
-    gateway: Gateway, generation: int | None
+async def test_a_server_that_lags_tries_less_and_less_often(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member(gateway).prepare("a", NGRAM, LONG_S)
-    state = await member(gateway).rollback("a", generation)
-    assert state == ReplicaState(generation or 0, SpecMethodBody("draft", 4))
-    assert records(gateway) == [("abandoned", None)]
+    monkeypatch.setattr(module, "RETRY_S", 1000.0)
+    monkeypatch.setattr(module, "MAX_RETRY_S", 3000.0)
+    pauses, sleep = [], asyncio.sleep
+
+    async def shorter(seconds: float) -> None:
+        if seconds >= 1000.0:
+            pauses.append(seconds)
+            seconds = 0.001
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", shorter)
+    await gateway.engine.unload_proposer("ngram")
+    await member(gateway).set(NGRAM)
+    await eventually(lambda: len(pauses) >= 4)
+    assert pauses[:4] == [1000.0, 2000.0, 3000.0, 3000.0]
 
 
-async def test_a_server_that_has_switched_is_switched_back(gateway: Gateway) -> None:
-    member(gateway).prepare("a", NGRAM, LONG_S)
-    await member(gateway).commit("a", 3)
-    state = await member(gateway).rollback("a", 4)
-    assert state == ReplicaState(4, SpecMethodBody("draft", 4))
-    assert records(gateway) == [("switched", 4), ("switched", 3)]
-    assert await member(gateway).rollback("a", 4) == state, "safe to call twice"
-    assert len(records(gateway)) == 2
+async def test_tries_that_cannot_succeed_leave_one_record(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switcher = gateway.runtime.switcher
+    loaded = switcher._loaded_proposers
+    tries = 0
+
+    def without_ngram() -> Any:
+        nonlocal tries
+        tries += 1
+        now = loaded()
+        spoilt = (
+            replace(p, state=ProposerState.QUARANTINED) for p in now.proposers if p.name == "ngram"
+        )
+        others = (p for p in now.proposers if p.name != "ngram")
+        return replace(now, proposers=(*spoilt, *others))
+
+    monkeypatch.setattr(switcher, "_loaded_proposers", without_ngram)
+    state = await member(gateway).set(NGRAM)
+    assert state.fleet.lag is not None
+    assert state.fleet.lag.code == "proposer_quarantined"
+    before = tries
+    await eventually(lambda: tries > before + 5)
+    assert records(gateway) == [("refused", 3)]
+    monkeypatch.undo()
+    await eventually(lambda: active(gateway) == ("ngram", 3))
 
 
-async def test_a_drain_that_waits_is_ended_by_a_roll_back(start: StartGateway) -> None:
+async def test_a_switch_of_this_server_alone_lasts_until_the_next_state(gateway: Gateway) -> None:
+    await member(gateway).set(NGRAM)
+    await gateway.runtime.switcher.switch(MethodRequest("draft", None, True))
+    assert active(gateway) == ("draft", 3)
+    await member(gateway).set(NGRAM)
+    assert (active(gateway), lag(gateway)) == (("draft", 3), None)
+    await member(gateway).set(SUFFIX)
+    assert active(gateway) == ("suffix", 4)
+
+
+async def test_a_state_that_comes_during_a_switch_of_this_server_waits_for_it(
+    start: StartGateway,
+) -> None:
     gateway = await start(engine_args={"fake_step_ms": 5})
-    request, done = await begun(gateway)
-    member(gateway).prepare("a", Order("ngram", mode="drain", timeout_s=600), LONG_S)
-    committing = asyncio.create_task(member(gateway).commit("a", 3))
+    request, let_it_end = await begun(gateway)
+    own = gateway.runtime.switcher.switch(MethodRequest("suffix", None, True), "drain")
+    switching = asyncio.create_task(own)
     await eventually(lambda: gateway.runtime.switcher.drain is not None)
-    state = await member(gateway).rollback("a", 4)
-    assert state == ReplicaState(4, SpecMethodBody("draft", 4))
-    with pytest.raises(NotPrepared):
-        await committing
-    assert gateway.runtime.switcher.drain is None
-    done()
+    state = await member(gateway).set(NGRAM, IMMEDIATE)
+    assert state.fleet.lag is not None
+    assert state.fleet.lag.code == "switch_in_progress"
+    let_it_end()
+    await asyncio.gather(request, switching)
+    await eventually(lambda: active(gateway) == ("ngram", 3))
+
+
+async def test_a_larger_state_ends_the_drain_of_a_smaller_one(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_step_ms": 5})
+    request, let_it_end = await begun(gateway)
+    smaller = asyncio.create_task(member(gateway).set(NGRAM, DRAIN))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    larger = await member(gateway).set(SUFFIX, IMMEDIATE)
+    assert (larger.active.spec_method, larger.fleet.generation) == ("suffix", 4)
+    state = await smaller
+    assert (state.fleet.desired, state.switch) == (SUFFIX, None)
+    assert records(gateway) == [("switched", 4), ("abandoned", 3)]
+    let_it_end()
     assert (await request).status_code == 200
 
 
-async def test_a_swap_that_has_begun_is_waited_for_and_undone(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, gate = asyncio.Event(), asyncio.Event()
-    switch = gateway.engine.switch
-
-    async def slow(*args: Any, **kwargs: Any) -> None:
-        begun.set()
-        await gate.wait()
-        await switch(*args, **kwargs)
-
-    monkeypatch.setattr(gateway.engine, "switch", slow)
-    member(gateway).prepare("a", NGRAM, LONG_S)
-    committing = asyncio.create_task(member(gateway).commit("a", 3))
-    await begun.wait()
-    undoing = asyncio.create_task(member(gateway).rollback("a", 4))
-    await asyncio.sleep(0)
-    gate.set()
-    assert await undoing == ReplicaState(4, SpecMethodBody("draft", 4))
-    with pytest.raises(NotPrepared):
-        await committing
-    assert [outcome for outcome, _ in records(gateway)] == ["switched", "switched"]
-
-
-async def test_a_drain_that_times_out_leaves_everything(start: StartGateway) -> None:
+async def test_a_caller_that_leaves_ends_no_drain(start: StartGateway) -> None:
     gateway = await start(engine_args={"fake_step_ms": 5})
-    request, done = await begun(gateway)
-    before = gateway.runtime.policy_admin.parameters(["load"])
-    load = {"load": {"disable_by_batch_size": 3}}
-    order = Order("ngram", mode="drain", timeout_s=0.01, policies=load)
-    member(gateway).prepare("a", order, LONG_S)
-    with pytest.raises(DrainTimeout):
-        await member(gateway).commit("a", 3)
-    assert member(gateway).state() == ReplicaState(0, SpecMethodBody("draft", 4))
-    assert gateway.runtime.policy_admin.parameters(["load"]) == before
-    done()
+    request, let_it_end = await begun(gateway)
+    calling = asyncio.create_task(member(gateway).set(NGRAM, DRAIN))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    calling.cancel()
+    await asyncio.gather(calling, return_exceptions=True)
+    again = asyncio.create_task(member(gateway).set(NGRAM, DRAIN))
+    await asyncio.sleep(0)
+    assert gateway.runtime.switcher.drain is not None
+    let_it_end()
+    assert (await request).status_code == 200
+    assert (await again).switch is not None
+    assert records(gateway) == [("switched", 3)]
+
+
+async def test_a_drain_that_is_too_long_lags_and_follows_without_one(
+    start: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.2)
+    gateway = await start(engine_args={"fake_step_ms": 5})
+    request, let_it_end = await begun(gateway)
+    state = await member(gateway).set(replace(NGRAM, policies=LOAD), Way("drain", 0.01))
+    assert state.fleet.lag is not None
+    assert state.fleet.lag.code == "drain_timeout"
+    await eventually(lambda: active(gateway) == ("ngram", 3))
+    assert not request.done(), "the request keeps its method"
+    let_it_end()
+    assert (await request).status_code == 200
+    assert records(gateway) == [("switched", 3), ("timed_out", 3)]
+
+
+async def test_a_state_after_a_drain_that_was_too_long_is_set_again_at_once(
+    start: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 600.0)
+    gateway = await start(engine_args={"fake_step_ms": 5})
+    request, let_it_end = await begun(gateway)
+    assert (await member(gateway).set(NGRAM, Way("drain", 0.01))).switch is None
+    assert (await member(gateway).set(NGRAM, IMMEDIATE)).switch is not None
+    let_it_end()
     await request
 
 
-async def test_policies_change_with_the_method_and_back(gateway: Gateway) -> None:
-    admin = gateway.runtime.policy_admin
+async def test_a_swap_that_has_begun_ends_before_the_next_one(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(gateway.engine, "switch", monkeypatch)
+    smaller = asyncio.create_task(member(gateway).set(NGRAM))
+    await gate.reached.wait()
+    larger = asyncio.create_task(member(gateway).set(SUFFIX))
+    await asyncio.sleep(0)
+    gate.open()
+    assert (await larger).switch is not None
+    assert (await smaller).switch is None
+    assert active(gateway) == ("suffix", 4)
+    assert records(gateway) == [("switched", 4), ("switched", 3)]
+
+
+async def test_policies_are_set_with_the_method_and_only_those_that_differ(
+    gateway: Gateway,
+) -> None:
+    admin, both = gateway.runtime.policy_admin, LOAD | {"goodput": {"min_gain": 0.5}}
     before = admin.parameters(["load"])
-    order = Order("load", policies={"load": {"disable_by_batch_size": 3}})
-    member(gateway).prepare("a", order, LONG_S)
-    await member(gateway).commit("a", 1)
+    await member(gateway).set(replace(NGRAM, policies=LOAD))
     assert admin.parameters(["load"]) != before
-    assert member(gateway).state().policies == {"load": {"disable_by_batch_size": 3}}
-    await member(gateway).rollback("a", 2)
-    assert admin.parameters(["load"]) == before
+    await member(gateway).set(replace(SUFFIX, policies=both))
+    changes = gateway.runtime.audit.policy_changes
+    assert [change.policies for change in changes] == [{"goodput": {"min_gain": 0.5}}, LOAD]
+    # What this server alone has set lasts until the next state.
+    await admin.change({"load": {}}, None)
+    await member(gateway).set(replace(NGRAM, generation=5, policies=both))
+    assert admin.parameters(["load"]) != before
 
 
-async def test_an_engine_that_fails_leaves_method_and_policies(
+async def test_an_engine_that_fails_lags_until_it_does_not(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*args: Any, **kwargs: Any) -> None:
         raise EngineError("no")
 
-    before = gateway.runtime.policy_admin.parameters(["load"])
-    member(gateway).prepare(
-        "a", Order("load", policies={"load": {"disable_by_batch_size": 3}}), LONG_S
-    )
     monkeypatch.setattr(gateway.engine, "switch", fail)
-    with pytest.raises(EngineError):
-        await member(gateway).commit("a", 1)
+    with capture_logs() as logs:
+        state = await member(gateway).set(NGRAM)
+        assert state.fleet.lag is not None
+        assert state.active == SpecMethodBody("draft", 4)
+        await asyncio.sleep(0.02)
+    lines = [line for line in logs if line["event"] == "fleet_lags"]
+    assert len(lines) == 1
+    assert lines[0]["exc_info"] is not None
+    monkeypatch.undo()
+    await eventually(lambda: active(gateway) == ("ngram", 3))
+
+
+async def test_a_dead_engine_follows_when_it_is_back(gateway: Gateway) -> None:
+    gateway.engine.die(retry_after_s=0.1)
+    state = await member(gateway).set(NGRAM)
+    assert state.fleet.lag is not None
+    assert state.fleet.lag.code == "engine_dead"
+
+
+@pytest.mark.parametrize(
+    ("order", "status", "said"),
+    [
+        (Order("nope"), 404, "nope"),
+        (Order("ngram", num_speculative_tokens=99), 400, "99"),
+        (Order("ngram", way=Way("sometimes")), 400, "mode"),
+        (Order("ngram", policies={"load": {"nope": 1}}), 400, "load.nope"),
+        (Order("ngram", policies={"nope": {}}), 400, "nope"),
+    ],
+)
+async def test_a_check_says_what_cannot_work(
+    gateway: Gateway, order: Order, status: int, said: str
+) -> None:
+    refusal = member(gateway).check(order).to
+    assert isinstance(refusal, Obstacle)
+    assert refusal.status == status
+    assert said in refusal.message
+    assert member(gateway).state() == ReplicaState(
+        SpecMethodBody("draft", 4), None, member(gateway).status()
+    )
+
+
+async def test_a_check_says_what_a_switch_would_do_and_does_not_do_it(gateway: Gateway) -> None:
+    checked = member(gateway).check(Order("[ngram]", 3, {"auto": {"min_gain": 0.5}}))
+    assert (checked.active, checked.to) == (SpecMethodBody("draft", 4), SpecMethodBody("ngram", 3))
+    assert (active(gateway), records(gateway)) == (("draft", 0), [])
+    assert member(gateway).desired is None
+
+
+async def test_a_server_that_stops_ends_its_switch_and_says_so(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_step_ms": 5})
+    request, let_it_end = await begun(gateway)
+    setting = asyncio.create_task(member(gateway).set(NGRAM, DRAIN))
+    await eventually(lambda: gateway.runtime.switcher.drain is not None)
+    assert lag(gateway) == "switch_in_progress"
+    await member(gateway).close()
+    state = await setting
+    assert state.switch is None
+    assert state.fleet.lag == module.SWITCHING
+    let_it_end()
+    await request
+
+
+async def test_a_server_that_stops_tries_no_more(start: StartGateway) -> None:
+    gateway = await start()
+    await gateway.engine.unload_proposer("ngram")
+    await member(gateway).set(NGRAM)
+    await member(gateway).close()
+    await gateway.engine.load_proposer({"name": "ngram", "method": "ngram"})
+    await asyncio.sleep(0.02)
     assert active(gateway) == ("draft", 0)
-    assert gateway.runtime.policy_admin.parameters(["load"]) == before
-    assert member(gateway).state().policies == {}
-
-
-async def test_a_newer_state_is_adopted_and_an_older_one_is_not(gateway: Gateway) -> None:
-    load = {"load": {"disable_by_batch_size": 3}}
-    newer = ReplicaState(9, SpecMethodBody("suffix", 6), policies=load)
-    assert await member(gateway).adopt(newer)
-    assert member(gateway).state() == newer
-    assert not await member(gateway).adopt(ReplicaState(9, SpecMethodBody("ngram", 5)))
-    assert not await member(gateway).adopt(ReplicaState(8, SpecMethodBody("ngram", 5)))
-    assert active(gateway) == ("suffix", 9)
-    with pytest.raises(SelectionError):
-        await member(gateway).adopt(ReplicaState(10, SpecMethodBody("nope", 5)))
-    assert active(gateway) == ("suffix", 9)
-
-
-async def test_a_server_that_is_reserved_adopts_nothing(gateway: Gateway) -> None:
-    member(gateway).prepare("a", NGRAM, LONG_S)
-    assert not await member(gateway).adopt(ReplicaState(9, SpecMethodBody("suffix", 6)))
-    assert (await member(gateway).commit("a", 9)).active.spec_method == "ngram"

@@ -1,7 +1,6 @@
 """Where a server that starts finds the method in force, and what it does when no peer answers."""
 
 import asyncio
-import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,22 @@ from server.control.records import SpecMethodBody
 from server.control.types import SwitchMode
 from server.fleet import peers as module
 from server.fleet.addresses import Address
-from server.fleet.http_replica import fleet_client, http_replicas
-from server.fleet.peers import Peers, read_state, state_json
-from server.fleet.replica import ReplicaState
+from server.fleet.desired import DesiredState, state_json
+from server.fleet.follower import Follower
+from server.fleet.http_fleet import HttpFleet, fleet_client
+from server.fleet.peers import Peers
 from server.fleet.view import view
 from tests.server.conftest import StartGateway, StartServer
 from tests.server.gateway import Gateway, eventually
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
 
 CLOSED = "http://127.0.0.1:9"
-STATE = ReplicaState(7, SpecMethodBody("ngram", 3), policies={"load": {"disable_by_batch_size": 3}})
+STATE = DesiredState(7, "ngram", 3, {"load": {"disable_by_batch_size": 3}})
 
 
 def state(server: ThreadedServer | Gateway) -> tuple[str, int]:
     now = server.runtime.fleet.state()
-    return now.active.spec_method, now.fleet_generation
+    return now.active.spec_method, now.fleet.generation
 
 
 def peers(*urls: str, **more: Any) -> dict[str, Any]:
@@ -40,12 +40,20 @@ async def test_a_server_takes_the_highest_generation_of_its_peers(
     files = []
     for generation, method in ((3, "suffix"), (5, "ngram"), (4, "draft")):
         files.append(tmp_path / f"{generation}.json")
-        files[-1].write_bytes(state_json(ReplicaState(generation, SpecMethodBody(method, 4))))
+        files[-1].write_bytes(state_json(DesiredState(generation, method, 4)))
     urls = [start_server(fleet_state=str(path), fleet_poll_s=0).url for path in files]
     gateway = await start(**peers(CLOSED, *urls))
     assert state(gateway) == ("ngram", 5)
     active = (await gateway.client.get("/v1/spec_method")).json()
-    assert active["fleet"] == {"generation": 5, "switching": False, "policies": {}}
+    assert active["fleet"] == {
+        "generation": 5,
+        "switching": False,
+        "desired": {
+            **{"generation": 5, "spec_method": "ngram", "num_speculative_tokens": 4},
+            **{"policies": {}, "revision": 0},
+        },
+        "lag": None,
+    }
     assert active["switches"][0]["fleet_generation"] == 5
     assert active["switches"][0]["reason"] == "as the fleet has it"
     assert active["switches"][0]["mode"] == SwitchMode.NEW_REQUESTS
@@ -82,9 +90,9 @@ async def test_a_resolver_that_hangs_keeps_no_server_from_starting_and_is_asked_
     gateway = await start(**peers("http://replicas.example:8000", fleet_poll_s=0.02))
     assert state(gateway) == ("draft", 0)
     # Questions continue, and wait for the same lookup.
-    assert gateway.state.peers is not None
+    (peers_of_it,) = [part for part in gateway.state.fleet_parts if isinstance(part, Peers)]
     for _ in range(3):
-        assert await gateway.state.peers._ask(1) == []
+        assert await peers_of_it.ask(1) == []
     assert len(asked) == 1
     assert (await gateway.complete(max_tokens=1)).status_code == 200
     answer.set()
@@ -98,13 +106,20 @@ async def test_a_name_that_no_resolver_takes_does_not_keep_a_server_from_startin
     assert state(gateway) == ("draft", 0)
 
 
+FLEET: dict[str, Any] = {
+    "generation": 7,
+    "switching": False,
+    "desired": {"generation": 7, "spec_method": "ngram", "num_speculative_tokens": 3},
+    "lag": None,
+}
 SHOWN: dict[str, Any] = {
     "spec_method": "ngram",
     "num_speculative_tokens": 3,
     "in_flight": {},
-    "fleet": {"generation": 7, "switching": False, "policies": {}},
+    "fleet": FLEET,
     "engine": {"state": "serving", "reason": None},
     "proposers": {},
+    "more": ["fields"],
 }
 
 
@@ -113,9 +128,10 @@ SHOWN: dict[str, Any] = {
     [
         ({"fleet": None}, "fleet"),
         ({"fleet": {}}, "fleet.generation"),
-        ({"fleet": {"generation": [], "switching": False, "policies": {}}}, "fleet.generation"),
+        ({"fleet": FLEET | {"generation": []}}, "fleet.generation"),
+        ({"fleet": FLEET | {"desired": {}}}, "fleet.desired.generation"),
         ({"spec_method": None}, "spec_method"),
-        ({"proposers": {"draft": {}}}, "proposers.draft.drafted"),
+        ({"proposers": {"draft": {}}}, "proposers.draft.drafts"),
     ],
 )
 async def test_a_peer_of_another_version_is_as_one_that_does_not_answer(
@@ -125,15 +141,21 @@ async def test_a_peer_of_another_version_is_as_one_that_does_not_answer(
     answer = SHOWN | changed
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
     peer = "http://127.0.0.1:1"
-    await Peers(member, fleet_client(None, transport), [peer], None, 0).join()
-    assert member.state().fleet_generation == 0
+    peers_of_it = Peers(fleet_client(None, transport), [peer], None)
+    follower = Follower(member, peers_of_it.ask, 0)
+    assert not await follower.learn()
+    assert member.desired is None
     async with fleet_client(None, transport) as client:
-        (shown,) = await view(http_replicas(client, [Address(peer)]))
-    assert shown.differs
-    assert shown.error == f"answers as another version of Specgate: {field}"
-    answer = SHOWN
-    await Peers(member, fleet_client(None, transport), [peer], None, 0).join()
+        (shown,) = await view(HttpFleet(client, [Address(peer)]))
+        assert shown.differs
+        assert shown.error == f"answers as another version of Specgate: {field}"
+        answer = SHOWN
+        (shown,) = await view(HttpFleet(client, [Address(peer)]))
+        assert shown.spec_method is not None
+        assert shown.spec_method["more"] == ["fields"]
+    assert await follower.learn()
     assert member.state().active == SpecMethodBody("ngram", 3)
+    await peers_of_it.close()
 
 
 async def test_a_peer_that_refuses_the_key_counts_as_one_that_does_not_answer(
@@ -148,7 +170,7 @@ async def test_a_method_that_the_server_lacks_leaves_its_own(
     start: StartGateway, tmp_path: Path
 ) -> None:
     path = tmp_path / "state.json"
-    path.write_bytes(state_json(ReplicaState(7, SpecMethodBody("elsewhere", 3))))
+    path.write_bytes(state_json(DesiredState(7, "elsewhere", 3)))
     gateway = await start(fleet_state=str(path))
     assert state(gateway) == ("draft", 0)
     assert gateway.state.ready
@@ -158,7 +180,7 @@ async def test_a_file_gives_method_and_policies(start: StartGateway, tmp_path: P
     path = tmp_path / "state.json"
     path.write_bytes(state_json(STATE))
     gateway = await start(fleet_state=str(path))
-    assert gateway.runtime.fleet.state() == STATE
+    assert gateway.runtime.fleet.desired == STATE
     other = await start()
     loads = [one.runtime.policy_admin.parameters(["load"]) for one in (gateway, other)]
     assert loads[0] != loads[1]
@@ -171,7 +193,7 @@ async def test_a_file_that_changes_is_followed(start: StartGateway, tmp_path: Pa
     path.write_bytes(state_json(STATE))
     await eventually(lambda: state(gateway) == ("ngram", 7))
     path.write_bytes(b"{}")
-    path.write_bytes(state_json(ReplicaState(8, SpecMethodBody("suffix", 4))))
+    path.write_bytes(state_json(DesiredState(8, "suffix", 4)))
     await eventually(lambda: state(gateway) == ("suffix", 8))
 
 
@@ -186,27 +208,23 @@ async def test_a_server_that_missed_a_switch_follows_a_peer(
     await eventually(lambda: state(gateway) == ("ngram", 7))
 
 
-NGRAM = {"spec_method": "ngram", "num_speculative_tokens": 3}
-HUGE = json.dumps({"fleet_generation": 10**400, "active": NGRAM})
-"""No metric can show it."""
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{}", "no", json.dumps({"fleet_generation": "x"}), pytest.param(HUGE, id="huge")],
-)
-async def test_a_file_that_is_not_a_state_is_named_and_changes_nothing(
-    start: StartGateway, tmp_path: Path, text: str
+async def test_a_file_that_is_not_a_state_changes_nothing(
+    start: StartGateway, tmp_path: Path
 ) -> None:
     path = tmp_path / "state.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="does not have the state of a fleet"):
-        read_state(str(path))
+    path.write_text("{}")
     assert state(await start(fleet_state=str(path))) == ("draft", 0)
 
 
-def test_a_state_survives_its_file(tmp_path: Path) -> None:
+async def test_a_server_that_lags_tells_its_peers_what_it_should_have(
+    start_server: StartServer, start: StartGateway, tmp_path: Path
+) -> None:
+    """Between the two that can have the method stands one that cannot."""
     path = tmp_path / "state.json"
     path.write_bytes(state_json(STATE))
-    assert read_state(str(path)) == STATE
-    assert read_state(str(tmp_path / "missing.json")) is None
+    lacking = start_server(
+        proposer=[{"name": "suffix"}], spec_method="suffix", fleet_state=str(path)
+    )
+    assert state(lacking) == ("suffix", 0)
+    gateway = await start(**peers(lacking.url))
+    assert state(gateway) == ("ngram", 7)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from server.fleet.http_replica import fleet_client
+from server.fleet.http_fleet import fleet_client
 from server.fleet.pools import PoolPerReplica
 from tests.server.gateway import eventually
 

@@ -1,18 +1,17 @@
-"""Four servers on real ports switch as one, under load, and where one of them cannot."""
+"""Four servers on real ports switch under load, and where one of them cannot."""
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import httpx
 import pytest
 
-from server.control.records import SwitchResult
 from server.fleet.addresses import Address
-from server.fleet.coordinator import switch_fleet
-from server.fleet.http_replica import HttpReplica, fleet_client, http_replicas
-from server.fleet.replica import FleetOutcome, FleetReport, Order, ReplicaOutcome
+from server.fleet.coordinator import FleetOutcome, FleetReport, switch_fleet
+from server.fleet.http_fleet import HttpFleet, fleet_client
+from server.fleet.replica import Order, Way
 from tests.server.conftest import StartServer
 from tests.server.gateway import eventually
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
@@ -35,7 +34,7 @@ def addresses(servers: Sequence[ThreadedServer]) -> list[Address]:
 def has(servers: Sequence[ThreadedServer]) -> set[tuple[str, int]]:
     """Method and generation of each, as the server itself has them."""
     states = [server.runtime.fleet.state() for server in servers]
-    return {(state.active.spec_method, state.fleet_generation) for state in states}
+    return {(state.active.spec_method, state.fleet.generation) for state in states}
 
 
 def in_flight(servers: Sequence[ThreadedServer]) -> int:
@@ -103,13 +102,13 @@ async def switch_under_load(servers: Sequence[ThreadedServer], mode: str, number
 
     async def switch() -> None:
         async with fleet_client(ADMIN_KEY) as client:
-            replicas = http_replicas(client, addresses(servers))
+            fleet = HttpFleet(client, addresses(servers))
             for _ in range(number):
                 # Every switch meets requests that are in flight.
                 await eventually(lambda: in_flight(servers) > 0)
-                order = Order(rng.choice(METHODS), mode=mode, timeout_s=120)
-                made.methods.append(str(order.speculative_model))
-                made.reports.append(await switch_fleet(replicas, order))
+                method = rng.choice(METHODS)
+                made.methods.append(method)
+                made.reports.append(await switch_fleet(fleet, Order(method, way=Way(mode, 120))))
                 made.states.append(has(servers))
 
     await load.run(switch)
@@ -129,145 +128,73 @@ async def test_switches_under_load_reach_all_and_lose_nothing(
     assert made.answers > 0
 
 
-async def test_a_method_that_one_server_lacks_changes_nothing(
+def outcomes(report: FleetReport) -> list[str]:
+    return [str(each.outcome) for each in report.replicas]
+
+
+def code(report: FleetReport, replica: int) -> str | None:
+    obstacle = report.replicas[replica].obstacle
+    return None if obstacle is None else obstacle.code
+
+
+async def test_a_server_without_the_proposer_lags(
     servers: list[ThreadedServer], start_server: StartServer
 ) -> None:
     lacking = start_server(**NGRAM_ONLY)
-    every = [*servers, lacking]
     async with fleet_client(ADMIN_KEY) as client:
-        replicas = http_replicas(client, addresses(every))
-        assert (await switch_fleet(replicas, Order("ngram"))).outcome == FleetOutcome.SWITCHED
-        report = await switch_fleet(replicas, Order("suffix"))
-    assert report.outcome == FleetOutcome.UNCHANGED
-    assert report.replicas[4].outcome == ReplicaOutcome.REFUSED
-    assert report.replicas[4].code == "proposer_not_found"
-    assert has(every) == {("ngram", 1)}
-    assert not any(server.runtime.fleet.state().is_switching for server in every)
+        fleet = HttpFleet(client, addresses([*servers, lacking]))
+        assert (await switch_fleet(fleet, Order("ngram"))).outcome == FleetOutcome.SWITCHED
+        report = await switch_fleet(fleet, Order("suffix"))
+    assert report.outcome == FleetOutcome.PARTIAL
+    assert outcomes(report) == [*["switched"] * 4, "lags"]
+    assert code(report, 4) == "proposer_not_found"
+    assert (has(servers), has([lacking])) == ({("suffix", 2)}, {("ngram", 1)})
 
 
-class Dying(HttpReplica):
-    """A replica whose server ends just before, or just after, its commit."""
-
-    def __init__(self, client: httpx.AsyncClient, server: ThreadedServer, when: str) -> None:
-        super().__init__(client, Address(server.url))
-        self._server, self._when = server, when
-
-    async def commit(self, switch_id: str, generation: int) -> SwitchResult:
-        if self._when == "before":
-            await asyncio.to_thread(self._server.stop)
-        result = await super().commit(switch_id, generation)
-        await asyncio.to_thread(self._server.stop)
-        await super().state()  # raises: the answer of a server that has ended is lost
-        return result
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_server_that_ends_in_mid_switch_is_named_and_the_others_keep_what_they_had(
-    servers: list[ThreadedServer], start_server: StartServer, when: str
-) -> None:
-    async with fleet_client(ADMIN_KEY) as client:
-        replicas = http_replicas(client, addresses(servers[:3]))
-        dying = Dying(client, servers[3], when)
-        report = await switch_fleet([*replicas, dying], Order("suffix"))
-        assert report.outcome == FleetOutcome.PARTIAL
-        assert report.replicas[3].outcome == ReplicaOutcome.UNKNOWN
-        assert has(servers[:3]) == {("none", 2)}
-
-        # It comes back, and asks the others.
-        again = start_server(fleet_peers=(servers[0].url,), fleet_key=ADMIN_KEY)
-        assert has([again]) == {("none", 2)}
-        replicas = http_replicas(client, addresses([*servers[:3], again]))
-        assert (await switch_fleet(replicas, Order("suffix"))).outcome == FleetOutcome.SWITCHED
-        assert has([*servers[:3], again]) == {("suffix", 3)}
-
-
-class Held(HttpReplica):
-    """A replica whose commit waits for a test."""
-
-    def __init__(self, client: httpx.AsyncClient, address: Address) -> None:
-        super().__init__(client, address)
-        self.reached, self.gate = asyncio.Event(), asyncio.Event()
-
-    async def commit(self, switch_id: str, generation: int) -> SwitchResult:
-        self.reached.set()
-        await self.gate.wait()
-        return await super().commit(switch_id, generation)
-
-
-async def test_a_server_that_starts_during_a_switch_has_the_method_soon(
+async def test_a_server_that_is_down_is_named_and_has_the_method_when_it_is_back(
     servers: list[ThreadedServer], start_server: StartServer
 ) -> None:
+    await asyncio.to_thread(servers[3].stop)
     async with fleet_client(ADMIN_KEY) as client:
-        held = [Held(client, address) for address in addresses(servers)]
-        switching = asyncio.create_task(switch_fleet(held, Order("suffix")))
-        for one in held:
-            await one.reached.wait()
-        peers = tuple(server.url for server in servers)
-        new = await asyncio.to_thread(
-            start_server, fleet_peers=peers, fleet_key=ADMIN_KEY, fleet_poll_s=0.02
-        )
-        assert has([new]) == {("none", 0)}, "no replica had committed when it asked"
-        for one in held:
-            one.gate.set()
-        assert (await switching).outcome == FleetOutcome.SWITCHED
-        await eventually(lambda: has([*servers, new]) == {("suffix", 1)})
+        report = await switch_fleet(HttpFleet(client, addresses(servers)), Order("suffix"))
+    assert report.outcome == FleetOutcome.PARTIAL
+    assert outcomes(report) == [*["switched"] * 3, "unknown"]
+    assert has(servers[:3]) == {("suffix", 1)}
+    again = start_server(fleet_peers=(servers[0].url,), fleet_key=ADMIN_KEY)
+    assert has([again]) == {("suffix", 1)}
 
 
-async def test_a_coordinator_that_dies_between_the_phases_blocks_no_server(
-    servers: list[ThreadedServer],
+async def test_a_server_that_starts_before_a_switch_and_is_not_told_follows(
+    servers: list[ThreadedServer], start_server: StartServer
 ) -> None:
-    async with fleet_client(ADMIN_KEY) as dead:
-        for replica in http_replicas(dead, addresses(servers)):
-            await replica.prepare("dead", Order("suffix"), 0.2)
-    await eventually(lambda: not any(s.runtime.fleet.state().is_switching for s in servers))
+    peers = tuple(server.url for server in servers)
+    new = start_server(fleet_peers=peers, fleet_key=ADMIN_KEY, fleet_poll_s=0.02)
+    assert has([new]) == {("none", 0)}
     async with fleet_client(ADMIN_KEY) as client:
-        replicas = http_replicas(client, addresses(servers))
-        assert (await switch_fleet(replicas, Order("ngram"))).outcome == FleetOutcome.SWITCHED
-        late = await asyncio.gather(
-            *(one.commit("dead", 9) for one in replicas), return_exceptions=True
-        )
-    assert [getattr(error, "code", None) for error in late] == ["not_prepared"] * 4
-    assert has(servers) == {("ngram", 1)}
+        await switch_fleet(HttpFleet(client, addresses(servers)), Order("suffix"))
+    await eventually(lambda: has([*servers, new]) == {("suffix", 1)})
 
 
-async def test_a_coordinator_that_comes_between_the_phases_of_another_changes_nothing(
+async def test_two_coordinators_at_a_time_agree_on_one_state(
     servers: list[ThreadedServer],
 ) -> None:
     async with fleet_client(ADMIN_KEY) as client:
-        held = [Held(client, address) for address in addresses(servers)]
-        switching = asyncio.create_task(switch_fleet(held, Order("suffix")))
-        for one in held:
-            await one.reached.wait()
-        late = await switch_fleet(http_replicas(client, addresses(servers)), Order("ngram"))
-        assert late.outcome == FleetOutcome.UNCHANGED
-        assert {one.code for one in late.replicas} == {"switch_in_progress"}
-        for one in held:
-            one.gate.set()
-        assert (await switching).outcome == FleetOutcome.SWITCHED
-    assert has(servers) == {("suffix", 1)}
-
-
-async def test_of_two_coordinators_at_a_time_at_most_one_switches(
-    servers: list[ThreadedServer],
-) -> None:
-    """Both may meet each other's reservations, and give up."""
-    switched = 0
-    async with fleet_client(ADMIN_KEY) as client:
-        replicas = http_replicas(client, addresses(servers))
+        fleet = HttpFleet(client, addresses(servers))
         for _ in range(5):
             reports = await asyncio.gather(
-                switch_fleet(replicas, Order("suffix")),
-                switch_fleet(replicas[::-1], Order("ngram")),
+                switch_fleet(fleet, Order("suffix")), switch_fleet(fleet, Order("ngram"))
             )
-            outcomes = {report.outcome for report in reports}
-            assert outcomes <= {FleetOutcome.SWITCHED, FleetOutcome.UNCHANGED}
-            switched += sum(report.outcome == FleetOutcome.SWITCHED for report in reports)
-            ((_, generation),) = has(servers)
-            assert generation == switched
-            assert not any(server.runtime.fleet.state().is_switching for server in servers)
+            ((method, generation),) = has(servers)
+            (winner,) = (each.desired for each in reports if _has(each, method, generation))
+            assert all(server.runtime.fleet.desired == winner for server in servers)
 
 
-async def test_a_drain_that_one_server_cannot_end_is_rolled_back_everywhere(
+def _has(report: FleetReport, method: str, generation: int) -> bool:
+    state = report.desired
+    return state is not None and (state.spec_method, state.generation) == (method, generation)
+
+
+async def test_a_drain_that_one_server_cannot_end_leaves_the_others_switched(
     servers: list[ThreadedServer], start_server: StartServer
 ) -> None:
     # A step of it takes longer than the test.
@@ -276,14 +203,13 @@ async def test_a_drain_that_one_server_cannot_end_is_rolled_back_everywhere(
     async with fleet_client(ADMIN_KEY) as client, httpx.AsyncClient() as user:
         asking = asyncio.create_task(text(user, busy, PROMPTS[0]))
         await eventually(lambda: in_flight([busy]) == 1)
-        replicas = http_replicas(client, addresses(every))
-        order = Order("suffix", mode="drain", timeout_s=0.1)
-        report = await switch_fleet(replicas, order)
-        assert report.outcome == FleetOutcome.ROLLED_BACK
-        assert report.replicas[4].code == "drain_timeout"
-        assert has(every) == {("none", 2)}
-        moved = await switch_fleet(replicas, replace(order, mode="immediate"))
-        assert moved.outcome == FleetOutcome.SWITCHED
+        fleet = HttpFleet(client, addresses(every))
+        report = await switch_fleet(fleet, Order("suffix", way=Way("drain", 0.1)))
+        assert report.outcome == FleetOutcome.PARTIAL
+        assert outcomes(report) == [*["switched"] * 4, "lags"]
+        assert code(report, 4) == "drain_timeout"
+        assert has(servers) == {("suffix", 1)}
+        await eventually(lambda: has(every) == {("suffix", 1)})
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
@@ -305,15 +231,15 @@ class Flaky(httpx.AsyncHTTPTransport):
         return response
 
 
-@pytest.mark.parametrize("path", ["/v1/prepare_switch", "/v1/commit_switch"])
+@pytest.mark.parametrize("path", ["/v1/check_switch", "/v1/fleet_method"])
 async def test_a_call_whose_connection_is_closed_is_repeated(
     servers: list[ThreadedServer], path: str
 ) -> None:
     transport = Flaky(path)
     async with fleet_client(ADMIN_KEY, transport) as client:
-        report = await switch_fleet(http_replicas(client, addresses(servers)), Order("ngram"))
+        report = await switch_fleet(HttpFleet(client, addresses(servers)), Order("ngram"))
     assert transport.lost == 1
     assert report.outcome == FleetOutcome.SWITCHED
     assert has(servers) == {("ngram", 1)}
-    switches = [one for server in servers for one in server.runtime.audit.switches]
+    switches = [record for server in servers for record in server.runtime.audit.switches]
     assert len(switches) == 4, "no server has switched twice"

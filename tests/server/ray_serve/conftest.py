@@ -4,26 +4,24 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.ray_serve import attendance, remote_replica
 from tests.server.conftest import StartGateway
-from tests.server.fleet.patience import be_patient
+from tests.server.fleet.patience import LONG_S, be_patient
 from tests.server.ray_serve.house import NAMES, House
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas and peers may take minutes."""
+    """Replicas may take minutes."""
     be_patient(monkeypatch)
+    monkeypatch.setattr("server.ray_serve.fleet.CALL_S", LONG_S)
+    monkeypatch.setattr("server.ray_serve.fleet.START_S", 0.0)
 
 
 @pytest.fixture
-async def house(start: StartGateway, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
-    """Four replicas that look often for the fleet's next process."""
-    monkeypatch.setattr(remote_replica, "LOOK_S", 0.02)
-    monkeypatch.setattr(attendance, "RETRY_S", 0.02)
+async def house(start: StartGateway) -> AsyncIterator[House]:
+    """Four replicas."""
     made = House()
     for name in NAMES:
         await made.add(name, await start())
     yield made
-    made.dead.clear()
     await made.close()

@@ -22,12 +22,12 @@ class Fallible(Specgate.func_or_class):  # type: ignore[name-defined, misc]
 
     async def process(self) -> tuple[str, int]:
         """The replica's name and the id of its process."""
-        return self._name, os.getpid()
+        return self._fleet.name, os.getpid()
 
     async def active(self) -> tuple[str, str, int]:
         """The replica's name, its method and its fleet generation."""
         active = self._application.state.specgate.runtime.switcher.active
-        return self._name, active.name, active.fleet_generation
+        return self._fleet.name, active.name, active.fleet.generation
 
     async def in_flight(self) -> int:
         """How many requests are admitted and unfinished."""
@@ -35,13 +35,13 @@ class Fallible(Specgate.func_or_class):  # type: ignore[name-defined, misc]
 
     async def unload(self, proposer: str, at: str) -> None:
         """Unloads a proposer at the replica `at` only."""
-        if self._name == at:
+        if self._fleet.name == at:
             await self._application.state.specgate.runtime.engine.unload_proposer(proposer)
 
     async def die_at(self, method: str, at: str) -> None:
         """Lets the process of the replica `at` end when the fleet calls `method`."""
-        if self._name == at:
-            setattr(self._attendance._replica, method, _die)
+        if self._fleet.name == at:
+            setattr(self._fleet.member, method, _die)
 
 
 def app(args: dict[str, Any]) -> serve.Application:
@@ -49,5 +49,5 @@ def app(args: dict[str, Any]) -> serve.Application:
     return Fallible.bind(args)
 
 
-async def _die(*_: Any) -> None:
+def _die(*_: Any) -> None:
     os._exit(1)

@@ -1,122 +1,101 @@
-"""A fleet in the test's own process: gateways on fake engines whose actor is an object."""
+"""A fleet in the test's own process: gateways on fake engines, and a Serve that is an object."""
 
 import asyncio
+import pickle
 from typing import Any
 
-from server.fleet.replica import FleetReport, Order, ReplicaState
-from server.ray_serve.attendance import Attendance, FleetLost
-from server.ray_serve.fleet import Fleet
-from server.ray_serve.remote_replica import Answer, Call
+from server.ray_serve.fleet import ServeFleet
 from tests.server.gateway import Gateway
 
 NAMES = ("a", "b", "c", "d")
 
 
 class House:
-    """A fleet that can die, and replicas that can.
+    """Replicas that Serve reaches, unless they are dead, or hang.
 
     Attributes:
-        dead: the replicas whose process counts as ended.
-        noticed: the replicas that have found no fleet since it was lost.
+        dead: the replicas whose process has ended; Serve may not know it yet.
+        hung: the replicas that answer nothing.
+        hidden: the replicas that Serve calls no more, or not yet.
     """
 
     def __init__(self) -> None:
         self.dead: set[str] = set()
-        self.noticed: set[str] = set()
-        self.fleet: Fleet | None = None
+        self.hung: set[str] = set()
+        self.hidden: set[str] = set()
         self.gateways: dict[str, Gateway] = {}
-        self.attendances: dict[str, Attendance] = {}
-        self.new_fleet()
+        self.fleets: dict[str, ServeFleet] = {}
 
-    async def add(self, name: str, gateway: Gateway) -> Attendance:
+    async def add(self, name: str, gateway: Gateway) -> ServeFleet:
         """Lets a gateway join as the replica `name`."""
-
-        async def metrics() -> str:
-            return "# HELP m of a replica\n# TYPE m gauge\nm 1.0\n"
-
-        attendance = Attendance(name, gateway.runtime.fleet, Door(self, name), metrics)
-        await attendance.begin()
+        fleet = ServeFleet(name, gateway.state, Handle(self))
+        await fleet.begin()
         self.gateways[name] = gateway
-        self.attendances[name] = attendance
-        return attendance
-
-    def lose_fleet(self) -> None:
-        """Ends the fleet's process."""
-        self.noticed.clear()
-        self.fleet = None
-
-    def new_fleet(self, rejoin_s: float = 0.0) -> None:
-        """Starts the fleet's next process, which knows nothing."""
-
-        async def is_alive(actor: str) -> bool:
-            # A fleet whose process has ended waits for no replica: what it has begun ends too.
-            return self.fleet is fleet and actor not in self.dead
-
-        self.fleet = fleet = Fleet(is_alive, rejoin_s=rejoin_s)
-
-    @property
-    def running(self) -> Fleet:
-        """The fleet's process that runs."""
-        assert self.fleet is not None
-        return self.fleet
+        self.fleets[name] = fleet
+        return fleet
 
     def states(self) -> dict[str, tuple[str, int]]:
         """Replica -> its method and its fleet generation, of those that live."""
         return {
-            name: (active.name, active.fleet_generation)
+            name: (active.name, active.fleet.generation)
             for name, gateway in self.gateways.items()
             if name not in self.dead
             for active in [gateway.runtime.switcher.active]
         }
 
     async def close(self) -> None:
-        """Ends every attendance."""
-        await asyncio.gather(*(each.end() for each in self.attendances.values()))
+        """Ends every replica's questions."""
+        await asyncio.gather(*(each.end() for each in self.fleets.values()))
+
+    async def call(self, name: str, method: str, *arguments: Any) -> Any:
+        """A call that reaches a replica through Ray: what is sent is pickled."""
+        if name in self.hung:
+            await asyncio.Event().wait()
+        if name in self.dead:
+            return RuntimeError("the actor died")
+        sent = pickle.loads(pickle.dumps(arguments))
+        answer = await self.fleets[name].call(method, *sent)
+        return pickle.loads(pickle.dumps(answer))
 
 
-class Door:
-    """The fleet as one replica reaches it; a dead replica reaches nothing."""
+class Handle:
+    """Serve's handle of the deployment."""
 
-    def __init__(self, house: House, name: str) -> None:
+    def __init__(self, house: House) -> None:
         self._house = house
-        self._name = name
 
-    async def join(self, state: ReplicaState, revision: int) -> ReplicaState:
-        """See `FleetOfReplica.join`."""
-        return await self._open().join(self._name, self._name, state, revision)
+    @property
+    def fleet_call(self) -> "Handle":
+        """The method that `remote` calls."""
+        return self
 
-    async def leave(self) -> None:
-        """See `FleetOfReplica.leave`."""
-        self._open().leave(self._name)
+    async def remote(self, method: str, *arguments: Any) -> Any:
+        """Calls the first replica that Serve knows."""
+        answer = await self._house.call(self._names()[0], method, *arguments)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    async def collect(self) -> list[Call] | None:
-        """See `FleetOfReplica.collect`."""
-        fleet = self._open()
-        waiting = asyncio.ensure_future(fleet.collect(self._name))
-        try:
-            while not waiting.done():
-                await asyncio.wait((waiting,), timeout=0.02)
-                if self._open() is not fleet:
-                    raise FleetLost
-            return waiting.result()
-        finally:
-            waiting.cancel()
+    def broadcast(self, name: str, method: str, *arguments: Any) -> "Calls":
+        """Calls every replica that Serve knows."""
+        assert name == "fleet_call"
+        return Calls([self._house.call(each, method, *arguments) for each in self._names()])
 
-    async def answer(self, answer: Answer) -> None:
-        """See `FleetOfReplica.answer`."""
-        self._open().answer(self._name, answer)
-
-    async def declare(self, revision: int, order: Order) -> FleetReport | None:
-        """See `FleetOfReplica.declare`."""
-        return await self._open().declare(revision, order)
-
-    def _open(self) -> Fleet:
-        if self._house.fleet is None or self._name in self._house.dead:
-            self._house.noticed.add(self._name)
-            raise FleetLost
-        return self._house.fleet
+    def _names(self) -> list[str]:
+        names = [name for name in self._house.fleets if name not in self._house.hidden]
+        if not names:
+            raise RuntimeError("the deployment is unavailable")
+        return names
 
 
-def order(method: str | None, **fields: Any) -> Order:
-    """A switch."""
-    return Order(method, **fields)
+class Calls:
+    """What `broadcast` returns."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self._calls = calls
+
+    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[Any]:
+        """All answers, or `TimeoutError`."""
+        assert return_exceptions
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.gather(*self._calls)

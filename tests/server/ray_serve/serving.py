@@ -85,9 +85,16 @@ class Fleet:
                 await asyncio.sleep(0.2)
 
     async def has(self, replicas: int) -> bool:
-        """Whether so many replicas have joined, and Serve routes to them and to no other."""
+        """Whether there are so many replicas, and Serve routes to them and to no other."""
+        status = await asyncio.to_thread(serve.status)
+        application = status.applications.get("specgate")
+        deployment = application and application.deployments.get("specgate")
+        if deployment is None or deployment.replica_states != {"RUNNING": replicas}:
+            return False
+        if deployment.status == "UPDATING":
+            return False  # some are still to be replaced
         answer = await self.client.get("/v1/fleet")
-        # It may have reached a replica that died, or a fleet that did.
+        # It may have reached a replica that died.
         if answer.status_code != 200 or len(answer.json()["replicas"]) != replicas:
             return False
         return len(await self.each("active")) == replicas

@@ -1,278 +1,136 @@
-"""A fleet without Ray: replicas that join, refuse, start late and die."""
+"""A fleet under Serve, without Ray: replicas that switch, refuse, start late and die."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from server.control.errors import ProposerQuarantined
-from server.control.method_names import SelectionError
-from server.control.records import SpecMethodBody
-from server.fleet.replica import (
-    FleetOutcome,
-    Prepared,
-    ReplicaOutcome,
-    ReplicaState,
-    ReplicaUnreachable,
-)
+from server.errors import Unavailable
+from server.fleet.coordinator import FleetOutcome, switch_fleet
+from server.fleet.desired import DesiredState
+from server.fleet.replica import Order, Way
 from tests.server.conftest import StartGateway
-from tests.server.fleet.gate import Gate
-from tests.server.fleet.in_flight import begun
 from tests.server.gateway import eventually
-from tests.server.ray_serve.house import NAMES, House, order
+from tests.server.ray_serve.house import NAMES, House
 
 
 @pytest.mark.parametrize("mode", ["immediate", "new_requests", "drain"])
-async def test_a_switch_is_made_at_every_replica(house: House, mode: str) -> None:
-    for number, method in enumerate(("ngram", "none", "draft"), 1):
-        report = await house.running.switch(order(method, mode=mode))
-        assert report is not None
+async def test_a_switch_that_any_replica_runs_reaches_all(house: House, mode: str) -> None:
+    for number, (name, method) in enumerate((("a", "ngram"), ("c", "none"), ("d", "draft")), 1):
+        report = await switch_fleet(house.fleets[name], Order(method, way=Way(mode)))
         assert report.outcome is FleetOutcome.SWITCHED
         assert house.states() == dict.fromkeys(NAMES, (method, number))
-        assert len({replica.replica for replica in report.replicas}) == 4
+        assert [replica.replica for replica in report.replicas] == list(NAMES)
 
 
-async def test_one_switch_at_a_time(house: House) -> None:
-    first, second = await asyncio.gather(
-        house.running.switch(order("ngram")), house.running.switch(order("none"))
-    )
-    assert second is None
-    assert first is not None
-    assert house.states() == dict.fromkeys(NAMES, ("ngram", 1))
+async def test_two_switches_at_a_time_leave_one_state(house: House) -> None:
+    orders = Order("ngram"), Order("none", policies={"goodput": {"min_gain": 0.5}})
+    fleets = house.fleets["a"], house.fleets["b"]
+    await asyncio.gather(*(switch_fleet(f, o) for f, o in zip(fleets, orders, strict=True)))
+    assert len(set(house.states().values())) == 1
 
 
-async def test_a_replica_that_refuses_keeps_all_as_they_were(house: House) -> None:
-    await house.running.switch(order("draft"))
+async def test_a_replica_that_refuses_keeps_no_other_back(house: House) -> None:
     await house.gateways["c"].runtime.engine.unload_proposer("ngram")
-    report = await house.running.switch(order("ngram"))
-    assert report is not None
-    assert (report.outcome, report.fleet_generation) == (FleetOutcome.UNCHANGED, None)
-    outcomes = {replica.replica: replica.outcome for replica in report.replicas}
-    assert outcomes["c"] is ReplicaOutcome.REFUSED
-    assert {outcomes[name] for name in "abd"} == {ReplicaOutcome.UNCHANGED}
-    assert house.states() == dict.fromkeys(NAMES, ("draft", 1))
+    report = await switch_fleet(house.fleets["a"], Order("ngram"))
+    outcomes = [str(replica.outcome) for replica in report.replicas]
+    assert outcomes == ["switched", "switched", "lags", "switched"]
+    assert house.states() == dict.fromkeys(NAMES, ("ngram", 1)) | {"c": ("draft", 0)}
 
 
-async def test_a_replica_that_dies_before_it_has_prepared_is_left_out(house: House) -> None:
+async def test_a_replica_that_has_died_is_no_part_of_the_fleet(house: House) -> None:
     house.dead.add("b")
-    report = await house.running.switch(order("ngram"))
-    assert report is not None
+    report = await switch_fleet(house.fleets["a"], Order("ngram"))
     assert report.outcome is FleetOutcome.SWITCHED
-    assert {replica.replica for replica in report.replicas} == {"a", "c", "d"}
+    assert [replica.replica for replica in report.replicas] == ["a", "c", "d"]
     assert house.states() == dict.fromkeys("acd", ("ngram", 1))
 
 
-@pytest.mark.parametrize("method", ["prepare", "commit"])
-async def test_a_replica_that_dies_in_mid_switch_is_left_out(
-    house: House, monkeypatch: pytest.MonkeyPatch, method: str
+async def test_a_replica_that_hangs_makes_the_fleet_unavailable(
+    house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member = house.gateways["b"].runtime.fleet
+    monkeypatch.setattr("server.ray_serve.fleet.CALL_S", 0.05)
+    house.hung.add("b")
+    with pytest.raises(Unavailable, match="do not all answer"):
+        await switch_fleet(house.fleets["a"], Order("ngram"))
 
-    async def die(*_: object) -> Prepared:
-        house.dead.add("b")
-        await asyncio.sleep(3600)
-        raise AssertionError
 
-    monkeypatch.setattr(house.attendances["b"]._replica, method, die)
-    report = await house.running.switch(order("ngram"))
-    assert report is not None
+async def test_a_fault_of_a_replica_is_reported(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Order) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(house.fleets["b"].member, "check", broken)
+    report = await switch_fleet(house.fleets["a"], Order("ngram"))
+    # It was told nevertheless.
     assert report.outcome is FleetOutcome.SWITCHED
-    assert {replica.replica for replica in report.replicas} == {"a", "c", "d"}
-    ((name, generation),) = set(house.states().values())
-    assert name == "ngram"
-    # A commit that was rolled back has used numbers.
-    assert generation == (1 if method == "prepare" else 3)
-    assert member.state().active.spec_method == "draft"
+    assert report.replicas[1].previous is None or report.replicas[1].active is not None
 
 
-async def test_a_replica_that_starts_during_a_switch_has_its_method(
+async def test_a_replica_that_starts_takes_the_state_of_the_others(
     house: House, start: StartGateway
 ) -> None:
-    gateway = await start()
-    going_on = asyncio.Event()
-    replica = house.attendances["a"]._replica
-    commit = replica.commit
-
-    async def slow_commit(switch_id: str, generation: int) -> object:
-        await going_on.wait()
-        return await commit(switch_id, generation)
-
-    replica.commit = slow_commit  # type: ignore[assignment, method-assign]
-    switching = asyncio.create_task(house.running.switch(order("ngram")))
-    joining = asyncio.create_task(house.add("late", gateway))
-    await eventually(lambda: house.states()["b"] == ("ngram", 1))
-    assert not joining.done()
-    going_on.set()
-    await asyncio.gather(switching, joining)
-    assert house.states() == dict.fromkeys((*NAMES, "late"), ("ngram", 1))
-    await house.running.switch(order("none"))
+    await switch_fleet(house.fleets["a"], Order("ngram"))
+    await house.add("late", await start())
+    assert house.states()["late"] == ("ngram", 1)
+    report = await switch_fleet(house.fleets["late"], Order("none"))
+    assert report.desired is not None
+    assert report.desired.generation == 2
     assert house.states() == dict.fromkeys((*NAMES, "late"), ("none", 2))
 
 
-async def test_a_replica_that_cannot_have_the_fleets_method_does_not_start(
+async def test_a_replica_that_serve_did_not_call_follows(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while Serve reconfigures it, or does not know it yet."""
+    house.hidden.add("d")
+    await switch_fleet(house.fleets["a"], Order("ngram"))
+    assert house.states()["d"] == ("draft", 0)
+    follower = house.fleets["d"]._follower
+    assert follower is not None
+    await follower.learn(1)
+    assert house.states()["d"] == ("ngram", 1)
+
+
+async def test_a_replica_asks_by_itself(
+    house: House, start: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.ray_serve.fleet.POLL_S", 0.02)
+    await house.add("late", await start())
+    await house.fleets["a"].member.set(DesiredState(5, "ngram", 5))
+    await eventually(lambda: house.states()["late"] == ("ngram", 5))
+
+
+async def test_a_replica_that_cannot_have_the_state_serves_with_its_own(
     house: House, start: StartGateway
 ) -> None:
-    await house.running.switch(order("ngram"))
+    await switch_fleet(house.fleets["a"], Order("ngram"))
     gateway = await start(proposer=({"name": "suffix"},), spec_method="suffix")
-    with pytest.raises(SelectionError, match="ngram"):
-        await house.add("other", gateway)
+    other = await house.add("other", gateway)
+    assert house.states()["other"] == ("suffix", 0)
+    lag = other.member.status().lag
+    assert lag is not None
+    assert lag.code == "proposer_not_found"
+    states = await house.fleets["a"].states()
+    assert states["other"].fleet.lag == lag
 
 
-async def test_a_method_that_is_not_possible_for_a_time_is_taken_later(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_the_first_replica_starts_without_an_answer(start: StartGateway) -> None:
+    house = House()
+    await house.add("a", await start())
+    assert house.states() == {"a": ("draft", 0)}
+    await house.close()
+
+
+async def test_a_replica_that_starts_waits_until_serve_tells_it_of_the_others(
+    house: House, start: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its mailbox is never empty for long: the metrics are asked for all the while."""
-    monkeypatch.setattr("server.ray_serve.attendance.TAKE_S", 0.02)
-    for name in "bcd":
-        member = house.gateways[name].runtime.fleet
-        member.prepare("half", order("ngram"), 300.0)
-        await member.commit("half", 1)
-    house.lose_fleet()
-    member = house.gateways["a"].runtime.fleet
-    adopt, refusals, is_possible = member.adopt, 0, False
-
-    async def adopt_later(state: ReplicaState) -> bool:
-        nonlocal refusals
-        if not is_possible:
-            refusals += 1
-            raise ProposerQuarantined("ngram")
-        return await adopt(state)
-
-    async def scrape() -> None:
-        while True:
-            await house.running.metrics()
-            await asyncio.sleep(0.005)
-
-    monkeypatch.setattr(member, "adopt", adopt_later)
-    house.new_fleet()
-    scraping = asyncio.create_task(scrape())
-    await eventually(lambda: refusals > 2)
-    assert house.states()["a"] == ("draft", 0)
-    is_possible = True
-    await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
-    scraping.cancel()
-
-
-async def test_a_state_that_comes_while_an_older_one_is_taken_is_taken_next(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attendance = house.attendances["a"]
-    gate = Gate(house.gateways["a"].engine, "switch", monkeypatch)
-    older = ReplicaState(1, SpecMethodBody("ngram", 5))
-    taking = asyncio.create_task(attendance._take(older))
-    await gate.reached.wait()
-    assert not await attendance._take(replace(older, fleet_generation=2))
-    gate.open()
-    assert await taking
-    # A call, so that the replica looks into its mailbox.
-    await house.running.metrics()
-    await eventually(lambda: house.states()["a"] == ("ngram", 2))
-
-
-async def test_a_caller_that_leaves_ends_a_drain_at_every_replica(house: House) -> None:
-    gateway = house.gateways["a"]
-    request, let_it_end = await begun(gateway)
-    switching = asyncio.create_task(house.running.switch(order("ngram", mode="drain")))
-    await eventually(lambda: gateway.runtime.switcher.drain is not None)
-    switching.cancel()
-    await asyncio.gather(switching, return_exceptions=True)
-    await eventually(lambda: not gateway.runtime.switcher.busy)
-    assert {name for name, _ in house.states().values()} == {"draft"}
-    let_it_end()
-    assert (await request).status_code == 200
-
-
-@pytest.mark.parametrize("keeps_method", [False, True])
-async def test_a_caller_that_leaves_after_the_switch_leaves_no_replica_behind(
-    house: House, start: StartGateway, keeps_method: bool
-) -> None:
-    """It is cancelled when all have switched and the fleet asks them what they have."""
-    reached, going_on = asyncio.Event(), asyncio.Event()
-    replica = house.attendances["a"]._replica
-    state = replica.state
-
-    async def slow_state() -> object:
-        reached.set()
-        await going_on.wait()
-        return await state()
-
-    replica.state = slow_state  # type: ignore[assignment, method-assign]
-    switching = asyncio.create_task(house.running.switch(order("ngram")))
-    await reached.wait()
-    switching.cancel()
-    await asyncio.gather(switching, return_exceptions=True)
-    going_on.set()
-    if keeps_method:
-        await house.running.set_policies(order(None, policies={"goodput": {"min_gain": 0.5}}))
-        assert house.states() == dict.fromkeys(NAMES, ("ngram", 2))
-    else:
-        await house.add("late", await start())
-        assert house.states() == dict.fromkeys((*NAMES, "late"), ("ngram", 1))
-
-
-async def test_what_is_in_force_is_asked_until_a_replica_answers(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await house.running.switch(order("ngram"))
-    known = house.running._in_force
-
-    async def silent() -> None:
-        raise ReplicaUnreachable("it is busy")
-
-    for each in house.attendances.values():
-        monkeypatch.setattr(each._replica, "state", silent)
-    house.running._in_force = replace(known, fleet_generation=0) if known else None
-    house.running._is_settled = False
-    await house.running._settle()
-    monkeypatch.undo()
-    await house.running._settle()
-    assert house.running._in_force == known
-
-
-async def test_policies_are_set_at_every_replica_and_the_method_stays(house: House) -> None:
-    await house.running.switch(order("ngram"))
-    given = {"goodput": {"min_gain": 0.5}}
-    report = await house.running.set_policies(order(None, mode="new_requests", policies=given))
-    assert report is not None
-    assert report.outcome is FleetOutcome.SWITCHED
-    assert house.states() == dict.fromkeys(NAMES, ("ngram", 2))
-    for gateway in house.gateways.values():
-        (policy,) = (p for p in gateway.runtime.engine.policies if p.name == "goodput")
-        assert policy.parameters["min_gain"] == 0.5
-
-
-async def test_a_replica_that_leaves_in_mid_switch_is_left_out(house: House) -> None:
-    reached = asyncio.Event()
-
-    async def silent(*_: object) -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    house.attendances["d"]._replica.commit = silent  # type: ignore[assignment, method-assign]
-    switching = asyncio.create_task(house.running.switch(order("ngram")))
-    await reached.wait()
-    await house.attendances["d"].end()
-    report = await switching
-    assert report is not None
-    assert report.outcome is FleetOutcome.SWITCHED
-    assert {replica.replica for replica in report.replicas} == {"a", "b", "c"}
-    assert {house.states()[name][0] for name in "abc"} == {"ngram"}
-
-
-async def test_a_replica_that_leaves_is_forgotten(house: House) -> None:
-    await house.attendances["d"].end()
-    report = await house.running.switch(order("ngram"))
-    assert report is not None
-    assert {replica.replica for replica in report.replicas} == {"a", "b", "c"}
-
-
-async def test_the_metrics_of_every_replica(house: House) -> None:
-    assert set(await house.running.metrics()) == set(NAMES)
-
-
-async def test_a_replica_keeps_the_method_of_its_arguments_in_a_fleet_that_never_switched(
-    house: House, start: StartGateway
-) -> None:
-    """As when new arguments are deployed: the replicas are replaced one after the other."""
-    await house.add("new", await start(spec_method="ngram"))
-    assert house.states() == dict.fromkeys(NAMES, ("draft", 0)) | {"new": ("ngram", 0)}
+    monkeypatch.setattr("server.ray_serve.fleet.START_S", 300.0)
+    await switch_fleet(house.fleets["a"], Order("ngram"))
+    house.hidden |= set(NAMES)
+    starting = asyncio.create_task(house.add("late", await start()))
+    await asyncio.sleep(0.05)
+    assert not starting.done()
+    house.hidden.clear()
+    await starting
+    assert house.states()["late"] == ("ngram", 1)

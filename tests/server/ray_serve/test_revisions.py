@@ -1,112 +1,91 @@
-"""A revision of `user_config` is applied once, by a fleet that knows its replicas."""
+"""A revision of `user_config` is applied once, by every replica for itself, with one result."""
 
 import asyncio
 
 import pytest
 
-from server.fleet.replica import FleetReport, Order
+from server.fleet.coordinator import switch_fleet
+from server.fleet.replica import Order
+from server.ray_serve.user_config import UserConfig, UserConfigError
 from tests.server.conftest import StartGateway
-from tests.server.fleet.in_flight import begun
-from tests.server.gateway import eventually
-from tests.server.ray_serve.house import NAMES, House, order
+from tests.server.ray_serve.house import NAMES, House
 
 
-async def test_a_revision_is_applied_once(house: House, start: StartGateway) -> None:
-    first, second = await asyncio.gather(
-        house.running.declare(1, order("ngram")), house.running.declare(1, order("ngram"))
-    )
-    assert (first is None) is not (second is None)
-    await house.running.switch(order("none"))
-    assert await house.running.declare(1, order("ngram")) is None
+def config(revision: int, method: str, **more: object) -> UserConfig:
+    fields = {"revision": revision, "spec_method": method, **more}
+    return UserConfig.model_validate(fields)
+
+
+async def declare(house: House, wanted: UserConfig, *names: str) -> None:
+    """Serve gives it to these replicas, or to all."""
+    await asyncio.gather(*(house.fleets[name].declare(wanted) for name in names or NAMES))
+
+
+async def test_a_revision_is_applied_once(house: House) -> None:
+    policy = {"goodput": {"min_gain": 0.5}}
+    await declare(house, config(1, "ngram", spec_policy=policy, mode="drain"))
+    ((method, generation),) = set(house.states().values())
+    assert (method, generation) == ("ngram", 1)
+    desired = {repr(fleet.member.desired) for fleet in house.fleets.values()}
+    assert len(desired) == 1
+    assert repr(policy) in desired.pop()
+    # What the API has set since stays.
+    await switch_fleet(house.fleets["a"], Order("none"))
+    await declare(house, config(1, "ngram"))
     assert house.states() == dict.fromkeys(NAMES, ("none", 2))
-    assert await house.running.declare(2, order("ngram")) is not None
-    assert house.states() == dict.fromkeys(NAMES, ("ngram", 3))
+    await declare(house, config(2, "suffix"))
+    assert {method for method, _ in house.states().values()} == {"suffix"}
 
 
-async def test_a_revision_whose_caller_is_gone_is_applied_by_the_next_one(house: House) -> None:
-    gateway = house.gateways["a"]
-    request, let_it_end = await begun(gateway)
-    declaring = asyncio.create_task(house.running.declare(1, order("ngram", mode="drain")))
-    await eventually(lambda: gateway.runtime.switcher.drain is not None)
-    declaring.cancel()
-    await asyncio.gather(declaring, return_exceptions=True)
-    let_it_end()
-    assert (await request).status_code == 200
-    report = await house.attendances["b"].declare(1, order("ngram"))
-    assert report is not None
-    assert {name for name, _ in house.states().values()} == {"ngram"}
+async def test_replicas_that_get_it_one_after_the_other_agree(house: House) -> None:
+    for name in NAMES:
+        await declare(house, config(1, "ngram"), name)
+    assert house.states() == dict.fromkeys(NAMES, ("ngram", 1))
 
 
-async def test_a_revision_waits_for_a_fleet_that_answers(house: House) -> None:
-    """And for the first replica in it, as the replica that brings it may be faster than any."""
-    house.lose_fleet()
-    declaring = asyncio.create_task(house.attendances["b"].declare(1, order("ngram")))
-    await eventually(lambda: house.noticed == set(NAMES))
-    house.new_fleet()
-    report = await declaring
-    assert report is not None
-    assert house.attendances["b"].revision == 1
-    await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
-    assert await house.attendances["b"].declare(1, order("none")) is None
+async def test_a_replica_that_missed_a_switch_agrees_too(house: House) -> None:
+    house.hidden.add("d")
+    await switch_fleet(house.fleets["a"], Order("suffix"))
+    house.hidden.clear()
+    await declare(house, config(1, "ngram"))
+    assert {method for method, _ in house.states().values()} == {"ngram"}
+    for fleet in house.fleets.values():
+        assert fleet._follower is not None
+        await fleet._follower.learn()
+    assert len(set(house.states().values())) == 1
 
 
-async def test_a_revision_that_is_answered_late_does_not_lower_the_last_one(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_a_replica_that_starts_with_an_old_revision_undoes_nothing(
+    house: House, start: StartGateway
 ) -> None:
-    attendance, going_on = house.attendances["b"], asyncio.Event()
-    declare = house.running.declare
-
-    async def late(revision: int, wanted: Order) -> FleetReport | None:
-        report = await declare(revision, wanted)
-        if revision == 2:
-            await going_on.wait()
-        return report
-
-    monkeypatch.setattr(house.running, "declare", late)
-    declaring = asyncio.create_task(attendance.declare(2, order("ngram")))
-    await eventually(lambda: set(house.states().values()) == {("ngram", 1)})
-    await attendance.declare(3, order("none"))
-    going_on.set()
-    await declaring
-    assert attendance.revision == 3
+    await declare(house, config(1, "ngram"))
+    await switch_fleet(house.fleets["a"], Order("none"))
+    await house.add("late", await start())
+    await declare(house, config(1, "ngram"), "late")
+    assert house.states() == dict.fromkeys((*NAMES, "late"), ("none", 2))
 
 
-async def test_a_new_fleet_knows_the_last_revision(house: House) -> None:
-    await house.running.declare(4, order("ngram"))
-    house.attendances["d"].revision = 4
-    house.lose_fleet()
-    house.new_fleet()
-    await eventually(lambda: house.running.num_replicas == 4)
-    assert await house.running.declare(4, order("none")) is None
+async def test_replicas_that_replace_all_others_bring_their_revision(
+    house: House, start: StartGateway
+) -> None:
+    """Serve starts them beside the old ones, with other arguments and a higher revision."""
+    await declare(house, config(1, "ngram"))
+    await house.add("new", await start())
+    assert house.states()["new"] == ("ngram", 1)
+    await declare(house, config(2, "suffix"), "new")
+    assert house.states()["new"] == ("suffix", 2)
 
 
-async def test_a_new_fleet_waits_for_its_replicas_before_it_switches(house: House) -> None:
-    """A replica that starts brings an old `user_config` before the others are there again."""
-    await house.running.declare(4, order("ngram"))
-    await house.running.switch(order("none"))
-    house.attendances["d"].revision = 4
-    house.new_fleet(rejoin_s=3600.0)
-    declaring = asyncio.create_task(house.running.declare(4, order("ngram")))
-    await eventually(lambda: house.running.num_replicas == 4)
-    assert (await house.running.status()).is_switching
-    assert not declaring.done()
-    declaring.cancel()
-    await asyncio.gather(declaring, return_exceptions=True)
-    house.new_fleet(rejoin_s=0.0)
-    await eventually(lambda: house.running.num_replicas == 4)
-    assert await house.running.declare(4, order("ngram")) is None
-    assert house.states() == dict.fromkeys(NAMES, ("none", 2))
+async def test_a_revision_that_no_other_replica_answers_to_is_applied(start: StartGateway) -> None:
+    house = House()
+    await house.add("a", await start())
+    house.hidden.add("a")
+    await declare(house, config(1, "ngram"), "a")
+    assert house.states() == {"a": ("ngram", 1)}
+    await house.close()
 
 
-async def test_a_declared_switch_is_a_switch_that_runs(house: House) -> None:
-    gateway = house.gateways["a"]
-    request = asyncio.create_task(gateway.complete(max_tokens=2000, ignore_eos=True, temperature=0))
-    await eventually(lambda: len(gateway.runtime.switcher.in_flight) == 1)
-    declaring = asyncio.create_task(house.running.declare(1, order("ngram", mode="drain")))
-    await eventually(lambda: gateway.runtime.switcher.drain is not None)
-    assert (await house.running.status()).is_switching
-    assert await house.running.switch(order("none")) is None
-    declaring.cancel()
-    await asyncio.gather(declaring, return_exceptions=True)
-    assert not (await house.running.status()).is_switching
-    assert (await request).status_code == 200
+async def test_a_revision_that_cannot_work_changes_nothing(house: House) -> None:
+    with pytest.raises(UserConfigError, match="nope"):
+        await declare(house, config(1, "nope"))
+    assert house.states() == dict.fromkeys(NAMES, ("draft", 0))

@@ -6,11 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from server.fleet.replica import ReplicaRefused
-from server.ray_serve.attendance import FleetLost
+from server.fleet.coordinator import switch_fleet
+from server.fleet.desired import DesiredState
+from server.fleet.replica import Order, ReplicaState
+from server.http.this_machine import OnlyThisMachine
 from server.ray_serve.routes import ONE_REPLICA, serve_fleet
-from server.ray_serve.this_machine import OnlyThisMachine
 from tests.server.conftest import StartGateway
 from tests.server.gateway import BASE_URL, eventually
 from tests.server.ray_serve.house import House
@@ -27,21 +29,11 @@ async def house(start: StartGateway) -> AsyncIterator[House]:
     await made.close()
 
 
-class Ingress:
-    """The fleet of a house, also after the house has another one."""
-
-    def __init__(self, house: House) -> None:
-        self._house = house
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._house.running, name)
-
-
 @pytest.fixture
 async def client(house: House) -> AsyncIterator[httpx.AsyncClient]:
     """Calls replica `a`, whose answers are not those of the OpenAPI document."""
     app = house.gateways["a"].app
-    serve_fleet(app, Ingress(house))
+    serve_fleet(app, house.fleets["a"])
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url=BASE_URL) as made:
         yield made
@@ -93,41 +85,44 @@ async def test_a_refusal_has_the_code_of_one_server(
     assert house.states() == dict.fromkeys(NAMES, ("draft", 0))
 
 
-async def test_one_replica_that_refuses_is_named(house: House, client: httpx.AsyncClient) -> None:
-    await house.gateways["b"].runtime.engine.unload_proposer("ngram")
+@pytest.mark.parametrize("lacks", [True, False])
+async def test_a_replica_that_lags_is_named(
+    house: House, client: httpx.AsyncClient, lacks: bool
+) -> None:
+    engine = house.gateways["b"].engine
+    if lacks:
+        await engine.unload_proposer("ngram")
+    else:
+        engine.die(retry_after_s=600)
     answer = await client.post("/v1/switch_spec_method", json={"speculative_model": "ngram"})
     error = answer.json()["error"]
-    assert answer.status_code == 404
-    assert error["message"].startswith("b: ")
-    assert error["message"].endswith("nothing was changed at any replica.")
+    assert (answer.status_code, error["code"]) == (503, "fleet_incomplete")
+    assert "follow as soon as they can: b: " in error["message"]
+    states = house.states()
+    assert (states.pop("b"), set(states.values())) == (("draft", 0), {("ngram", 1)})
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("no memory"), ReplicaRefused("of a later version", "of_a_later_version")]
-)
-async def test_what_the_order_did_not_cause_is_the_servers_fault(
-    house: House, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: Exception
+async def test_a_switch_that_another_one_overtakes_says_so(
+    house: House, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(*_: object) -> None:
-        raise error
+    later = DesiredState(7, "suffix", 5)
+    told = house.fleets["b"].member.set
 
-    monkeypatch.setattr(house.attendances["b"]._replica, "commit", broken)
+    async def overtaken(*arguments: Any) -> ReplicaState:
+        await told(later)
+        return await told(*arguments)
+
+    monkeypatch.setattr(house.fleets["b"].member, "set", overtaken)
     answer = await client.post("/v1/switch_spec_method", json={"speculative_model": "ngram"})
-    assert answer.status_code == 500
-    assert answer.json()["error"]["type"] == "server_error"
-    assert answer.json()["error"]["message"].startswith(f"b: {error}; every replica has")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "switch_in_progress")
 
 
 async def test_a_fleet_that_does_not_answer_is_unavailable(
-    house: House, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    house: House, client: httpx.AsyncClient
 ) -> None:
-    async def lost(*_: object) -> None:
-        raise FleetLost
-
-    for name in ("switch", "status"):
-        monkeypatch.setattr(house.running, name, lost)
+    house.hidden |= set(NAMES)
     switch = await client.post("/v1/switch_spec_method", json={"speculative_model": "ngram"})
-    for answer in (switch, await client.get("/v1/fleet")):
+    for answer in (switch, await client.get("/v1/fleet"), await client.get("/metrics")):
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "fleet_unavailable")
         assert answer.headers["retry-after"] == "1"
 
@@ -146,21 +141,40 @@ async def test_policies_are_the_fleets_and_rules_are_not(
     assert (rules.status_code, rules.json()["error"]["param"]) == (400, "rules")
 
 
+async def test_policies_leave_a_method_that_this_replica_has_missed(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    house.hidden.add("a")
+    await switch_fleet(house.fleets["b"], Order("ngram"))
+    house.hidden.clear()
+    assert house.states()["a"] == ("draft", 0)
+    await client.put("/v1/spec_policy", json={"policies": {"goodput": {"min_gain": 0.5}}})
+    assert house.states() == dict.fromkeys(NAMES, ("ngram", 2))
+
+
 async def test_the_fleet_shows_every_replica(house: House, client: httpx.AsyncClient) -> None:
+    assert (await client.get("/v1/fleet")).json()["desired"] is None
     await client.post("/v1/switch_spec_method", json={"speculative_model": "ngram"})
     shown = (await client.get("/v1/fleet")).json()
-    assert shown["in_force"]["active"]["spec_method"] == "ngram"
-    assert {name: state["fleet_generation"] for name, state in shown["replicas"].items()} == (
+    assert (shown["desired"]["spec_method"], shown["desired"]["generation"]) == ("ngram", 1)
+    assert {name: state["fleet"]["generation"] for name, state in shown["replicas"].items()} == (
         dict.fromkeys(NAMES, 1)
     )
-    assert (shown["revision"], shown["is_switching"]) == (0, False)
+    assert shown["replicas"]["b"]["active"]["spec_method"] == "ngram"
 
 
 async def test_the_metrics_have_every_replica(house: House, client: httpx.AsyncClient) -> None:
-    text = (await client.get("/metrics")).text
-    assert [line for line in text.splitlines() if line.startswith("m{")] == [
-        f'm{{replica="{name}"}} 1.0' for name in NAMES
-    ]
+    await house.gateways["b"].complete(max_tokens=1)
+    answer = await client.get("/metrics")
+    found = {
+        family.name: [(s.labels["replica"], s.value) for s in family.samples]
+        for family in text_string_to_metric_families(answer.text)
+    }
+    assert found["specgate_fleet_generation"] == [(name, 0.0) for name in NAMES]
+    generated = [pair for pair in found["vllm:generation_tokens"] if pair[1]]
+    assert ("b", 1.0) in generated
+    heads = [line for line in answer.text.splitlines() if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads))
 
 
 @pytest.mark.parametrize("path", ONE_REPLICA)
@@ -175,7 +189,7 @@ async def test_what_the_fleet_shows_needs_an_admin_key(start: StartGateway) -> N
     house = House()
     gateway = await start(admin_key="secret-key-of-an-admin", api_key=("k" * 24,))
     await house.add("a", gateway)
-    serve_fleet(gateway.app, Ingress(house))
+    serve_fleet(gateway.app, house.fleets["a"])
     for path in ("/v1/fleet", "/metrics"):
         assert (await gateway.client.get(path)).status_code == 401
     await house.close()
