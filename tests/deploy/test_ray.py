@@ -46,6 +46,7 @@ def test_the_settings_and_the_method_can_work(name: str, monkeypatch: pytest.Mon
     assert application["import_path"] == "server.ray_serve.deployment:app"
 
 
+@pytest.mark.filterwarnings("default")  # those of Ray's own code
 @each_config
 def test_serve_takes_the_config(name: str) -> None:
     pytest.importorskip("ray", reason=ray_cluster.ABSENT)
