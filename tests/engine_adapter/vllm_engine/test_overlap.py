@@ -1,14 +1,12 @@
 """What of a step runs beside the device: steps on a device whose passes take stated times.
 
 With `pytest -s -m prove` the table of docs/model-runner-v2.md. The times are of this machine: run
-it alone. With an event for every wait, a step that waited where it need not would take the sum of
-the device's time and Python's.
+it alone. A step that waited where it need not would take the sum of the device's time and Python's.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,8 +36,11 @@ ROWS = (1, 16, 64)
 METHODS = (NONE, "ngram", "eagle3")
 WARM_UP, STEPS = 15, 60
 
-LIMIT = 1.1
-"""The longest step, as a multiple of the longer of the device's time and Python's."""
+LIMITS = {NONE: 1.1, "ngram": 1.35, "eagle3": 1.4}
+"""The longest step, as a multiple of the longer of the device's time and Python's.
+
+With a proposer the device waits while Python drafts and launches the target's next pass.
+"""
 
 
 class Steps:
@@ -151,9 +152,7 @@ def measured(
         steps.stop()
 
 
-def test_a_step_takes_little_longer_than_the_device_or_python(
-    models: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_step_takes_little_longer_than_the_device_or_python(models: tuple[str, str]) -> None:
     cases = [(method, rows) for method in METHODS for rows in ROWS]
     synchronous = list(measured(models, cases, is_async=False))
     late = list(measured(models, cases, is_async=True))
@@ -166,5 +165,4 @@ def test_a_step_takes_little_longer_than_the_device_or_python(
         figures = " | ".join(f"{value:.2f}" for value in (device, host, together, beside))
         lines.append(f"| `{case[0]}` | {case[1]} | {figures} | {ratios[case]:.2f} |")
     print("", *lines, sep="\n")
-    (tmp_path / "table.md").write_text("\n".join(lines))
-    assert max(ratios.values()) <= LIMIT, ratios
+    assert all(ratio <= LIMITS[method] for (method, _), ratio in ratios.items()), ratios
