@@ -56,7 +56,7 @@ def test_400_silent_connections_do_not_keep_probes_out(
         return httpx.get(url, verify=context, trust_env=False, timeout=30)
 
     wait_until(lambda: get("/ready").status_code == 200, 120, "it is ready")
-    alone_s = worst_s(get, 5)
+    alone_s = max(times_s(get, 5))
     silent: list[socket.socket] = []
     attack = threading.Thread(
         target=lambda: silent.extend(
@@ -64,10 +64,13 @@ def test_400_silent_connections_do_not_keep_probes_out(
         )
     )
     attack.start()
-    beside_s = worst_s(get, 40)
+    beside = times_s(get, 40)
+    beside_s = max(beside)
     attack.join(60)
     assert len(silent) == SILENT
     print(json.dumps({"alone_s": alone_s, "beside_s": beside_s}))
+    # Many tests run at once, so a single probe may be slow.
+    assert sorted(beside)[len(beside) // 2] < 1
     assert beside_s < 10
     assert psutil.Process(process.pid).num_fds() < DESCRIPTORS
     metrics = Samples(get("/metrics").text)
@@ -84,12 +87,12 @@ def test_400_silent_connections_do_not_keep_probes_out(
         connection.close()
 
 
-def worst_s(get: object, times: int) -> float:
-    """The longest of so many probes, each on a connection of its own; all must succeed."""
+def times_s(get: object, times: int) -> list[float]:
+    """The seconds of so many probes, each on a connection of its own; all must succeed."""
     assert callable(get)
-    worst = 0.0
+    seconds = []
     for _ in range(times):
         begun = time.monotonic()
         assert get("/health").status_code == 200
-        worst = max(worst, time.monotonic() - begun)
-    return worst
+        seconds.append(time.monotonic() - begun)
+    return seconds
