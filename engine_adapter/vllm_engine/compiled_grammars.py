@@ -24,23 +24,17 @@ from typing import Any
 from engine_adapter.config import DEFAULT_GRAMMAR_BYTES
 from engine_adapter.counts import CompiledGrammars
 from engine_adapter.vllm_engine import heap
+from engine_adapter.vllm_engine.learned_memory import LearnedMemory, Sections
 from engine_adapter.vllm_engine.mask_allowance import Allowance
 
 LEAST_BYTES = 64 << 10
 """What a grammar counts at least: Python's objects and the allocator's own data."""
 
-SAMPLED = 1 / 16
-"""The share of a matcher's calls around which the memory is read. Reading it takes longer than many
-calls, so what they learn is estimated: each sampled call stands for 16.
-"""
-
 UNMEASURED_BYTES_PER_CHARACTER = 600
 """What a grammar counts for each character of its text if nobody measures it: as a forced text."""
 
-MOST_LEARNED = 128 << 20
-"""The most that a grammar counts for what it has learned, in bytes. 115 MB were seen, when a lexer
-had all the states that it may have.
-"""
+LEARNED_SHARE = 1 / 128
+"""The share of the budget that is learned from one look at all grammars to the next."""
 
 TRIM_BYTES = 16 << 20
 """Freed bytes after which memory is given back: the allocator keeps half of them as a rule."""
@@ -79,7 +73,7 @@ class CompiledGrammar:
         matcher: llguidance's; `None` until it is compiled.
         uses: those that are live.
         compiled_bytes: what it takes without what its lexer learns.
-        learned_bytes: an estimate of that.
+        learned: that.
         has_learned_too_much: its sequences must end.
         freed: its size is appended when it is gone. The garbage collector may do that in any
             thread, whatever locks this one has, so it does no more.
@@ -93,7 +87,7 @@ class CompiledGrammar:
         self.draft_allowance = Allowance()
         self.uses: weakref.WeakSet[GrammarUse] = weakref.WeakSet()
         self.compiled_bytes = compiled_bytes
-        self.learned_bytes = 0
+        self.learned = LearnedMemory()
         self.has_learned_too_much = False
         self.freed = freed
 
@@ -103,37 +97,7 @@ class CompiledGrammar:
     @property
     def size(self) -> int:
         """What it takes, in bytes."""
-        return max(LEAST_BYTES, self.compiled_bytes) + self.learned_bytes
-
-    def learn(self, sampled_bytes: int) -> None:
-        """Counts what a sampled call has allocated, for those that were not sampled too."""
-        learned = self.learned_bytes + int(sampled_bytes / SAMPLED)
-        self.learned_bytes = min(MOST_LEARNED, max(0, learned))
-
-
-class _Sections:
-    """The sections of code, in all threads, in which matchers allocate memory.
-
-    The heap is the process's: what it grows by belongs to a section that has run alone.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running = 0
-        self._begun = 0
-
-    def begin(self) -> int | None:
-        """A number for `end`; `None` if others run."""
-        with self._lock:
-            self._running += 1
-            self._begun += 1
-            return self._begun if self._running == 1 else None
-
-    def end(self, number: int | None) -> bool:
-        """Whether the section has run alone."""
-        with self._lock:
-            self._running -= 1
-            return number == self._begun
+        return max(LEAST_BYTES, self.compiled_bytes) + self.learned.bytes
 
 
 class GrammarUse:
@@ -155,20 +119,28 @@ class GrammarUse:
 
     @contextmanager
     def timed(self, spend: Callable[[float], None]) -> Iterator[None]:
-        """Around a call of a matcher: hands its CPU seconds to `spend`, and counts its memory."""
-        store = self._store
+        """Around a call of a matcher: hands its CPU seconds to `spend`, and counts its memory.
+
+        The seconds include the time in which the memory is read.
+        """
+        store, learned = self._store, self.compiled.learned
+        weight = learned.weight_of_call(store.draw()) if store.measures else 0
         number = store.sections.begin()
-        before = store.sample()
         began = time.thread_time()
+        before = heap.allocated_bytes() if weight else 0
         try:
             yield
         finally:
-            spend(time.thread_time() - began)
-            after = None if before is None else heap.allocated_bytes()
-            alone = store.sections.end(number)
-        if before is not None and after is not None and alone:
-            self.compiled.learn(after - before)
-            store.bound_learned()
+            allocated = heap.allocated_bytes() - before if weight else 0
+            seconds = time.thread_time() - began
+            is_alone = store.sections.end(number)
+            spend(seconds)
+        if not weight:
+            learned.note_time(seconds)
+        elif is_alone:
+            store.add_learned(learned.count(allocated, weight))
+        else:
+            learned.miss(weight)
 
 
 class GrammarStore:
@@ -180,9 +152,7 @@ class GrammarStore:
         measures: memory is read. `False` in a rank that must drop the same grammars as others: then
             a grammar counts the size that came with its request, or one by the length of its text.
         sections: those of all its matchers.
-
-    Args:
-        draw: a random number from 0 to 1, which decides about a sample.
+        draw: a random number from 0 to 1, which decides whether a call is measured.
     """
 
     def __init__(
@@ -190,8 +160,8 @@ class GrammarStore:
     ) -> None:
         self.budget = budget
         self.measures = True
-        self.sections = _Sections()
-        self._draw = draw
+        self.sections = Sections()
+        self.draw = draw
         self._lock = threading.Lock()
         # What is measured is compiled by one thread at a time.
         self._measuring = threading.Lock()
@@ -199,6 +169,7 @@ class GrammarStore:
         # Grammars that have left the store and are still used.
         self._dropped: weakref.WeakSet[CompiledGrammar] = weakref.WeakSet()
         self._usage: CompiledGrammars | None = None
+        self._learned_since_bound = 0
         self._freed: deque[int] = deque()
         self._freed_bytes = 0
         self._trimmer: threading.Timer | None = None
@@ -265,21 +236,24 @@ class GrammarStore:
             raise error.with_traceback(None) from None
         return use
 
-    def sample(self) -> int | None:
-        """The bytes that are allocated, if the next call of a matcher is sampled."""
-        return heap.allocated_bytes() if self.measures and self._draw() < SAMPLED else None
+    def add_learned(self, grown: int) -> None:
+        """Hears what a grammar has learned, in bytes, and bounds it now and then."""
+        self._learned_since_bound += grown
+        if self._learned_since_bound >= self.budget * LEARNED_SHARE:
+            self.bound_learned()
 
     def bound_learned(self) -> None:
         """Lets the sequences of those grammars end whose lexers have learned most, if needed."""
         with self._lock:
+            self._learned_since_bound = 0
             self._make_room()
             live = [each for each in self._all() if each.uses and not each.has_learned_too_much]
-            excess = sum(each.learned_bytes for each in live) - self.budget
+            excess = sum(each.learned.bytes for each in live) - self.budget
             while excess > 0:
-                compiled = max(live, key=lambda each: each.learned_bytes)
+                compiled = max(live, key=lambda each: each.learned.bytes)
                 compiled.has_learned_too_much = True
                 live.remove(compiled)
-                excess -= compiled.learned_bytes
+                excess -= compiled.learned.bytes
                 self._drop(compiled)
 
     def drop(self, compiled: CompiledGrammar) -> None:

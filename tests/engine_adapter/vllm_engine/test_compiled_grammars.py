@@ -148,9 +148,8 @@ def test_what_nobody_has_measured_is_measured_here(store: GrammarStore) -> None:
 
 
 def test_what_a_lexer_learns_counts_and_pushes_others_out(
-    store: GrammarStore, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+    store: GrammarStore, compilations: Compilations
 ) -> None:
-    monkeypatch.setattr(compiled_grammars, "SAMPLED", 1.0)
     compilations.use("idle", 20)
     use = compilations.use("a", 20)
     seconds: list[float] = []
@@ -167,9 +166,8 @@ def test_what_a_lexer_learns_counts_and_pushes_others_out(
 
 
 def test_lexers_of_live_sequences_learn_no_more_than_the_budget_together(
-    store: GrammarStore, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+    store: GrammarStore, compilations: Compilations
 ) -> None:
-    monkeypatch.setattr(compiled_grammars, "SAMPLED", 1.0)
     compilations.use("idle", 20)
     uses = [compilations.use(name) for name in "abcd"]
     learned = []
@@ -186,38 +184,12 @@ def test_lexers_of_live_sequences_learn_no_more_than_the_budget_together(
     assert compilations.use("c").compiled is not uses[2].compiled
 
 
-def test_a_sampled_call_stands_for_those_that_are_not() -> None:
-    draws = iter([0.5, 0.01, 0.99])
-    use = GrammarStore(100 * MIB, lambda: next(draws)).use("a", lambda: "a", MIB)
-    blocks = []
-    for _ in range(3):
-        with use.timed(lambda _: None):
-            blocks.append(bytearray(MIB))
-    assert use.compiled.learned_bytes == pytest.approx(16 * MIB, rel=0.2)
-
-
-def test_what_another_section_allocates_is_not_learned(
-    compilations: Compilations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled_grammars, "SAMPLED", 1.0)
+def test_what_another_section_allocates_is_not_learned(compilations: Compilations) -> None:
     one, other = compilations.use("a"), compilations.use("b")
     with one.timed(lambda _: None), other.timed(lambda _: None):
         block = bytearray(20 * MIB)
-    assert (one.compiled.learned_bytes, other.compiled.learned_bytes) == (0, 0)
+    assert (one.compiled.learned.bytes, other.compiled.learned.bytes) == (0, 0)
     del block
-
-
-def test_what_is_learned_never_counts_less_than_nothing_nor_more_than_the_most(
-    compilations: Compilations,
-) -> None:
-    compiled = compilations.use("a").compiled
-    for sampled, learned in (
-        (-MIB, 0),
-        (MIB, 16 * MIB),
-        (MIB << 10, compiled_grammars.MOST_LEARNED),
-    ):
-        compiled.learn(sampled)
-        assert compiled.learned_bytes == learned
 
 
 @pytest.mark.parametrize("size", [25 * MIB, None])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engine_adapter.types import ConstraintKind
-from engine_adapter.vllm_engine import compiled_grammars
 from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
+from engine_adapter.vllm_engine.learned_memory import MOST_LEARNED
 from engine_adapter.vllm_engine.mask_allowance import BURST_S, MOST_S, PER_CALL_S, Allowance
 from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 from tests.server.hostile.forms import AMBIGUOUS
@@ -270,8 +270,8 @@ def test_a_grammar_whose_lexer_learns_too_much_fails_for_all_its_sequences(backe
     compiler = GrammarCompiler(store)
     one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
     small = compiled(backend, "CHOICE", '["no"]', compiler)
-    one._use.compiled.learned_bytes = compiled_grammars.MOST_LEARNED
-    store.budget = compiled_grammars.MOST_LEARNED - 1
+    one._use.compiled.learned.bytes = MOST_LEARNED
+    store.budget = MOST_LEARNED - 1
     store.bound_learned()
     assert not one.accept_tokens("a", backend.encode("yes"))
     assert "too much memory" in (one.failure or "")
