@@ -18,7 +18,7 @@ BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
 $(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: serve ray unit test test-newest test-v2 prove check gpu-check openapi format clean
+.PHONY: serve ray unit test test-newest test-async prove check gpu-check openapi format clean
 
 serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `specgate serve`.
 	$(BIN)/specgate serve $(ARGS)
