@@ -29,6 +29,11 @@ class Allowance:
         """Whether the grammar has taken too long."""
         return self.left_s <= 0
 
+    @property
+    def is_low(self) -> bool:
+        """Whether half of what it may take at once is gone."""
+        return self.left_s < BURST_S / 2
+
     def begin(self) -> None:
         """Counts a new sequence."""
         if not self.is_spent:

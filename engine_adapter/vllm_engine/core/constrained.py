@@ -86,6 +86,11 @@ class BoundedGrammar(compat.GuidanceGrammar):
         return not (self._draft_allowance.is_spent or self._is_given_up)
 
     @property
+    def is_slow(self) -> bool:
+        """Whether its sequences are to have no drafts: each would need one more mask in a step."""
+        return self._allowance.is_low
+
+    @property
     def _is_given_up(self) -> bool:
         """Whether the grammar has taken too much, so that all its sequences must end."""
         return self._allowance.is_spent or self._use.compiled.has_learned_too_much
@@ -221,6 +226,21 @@ def constraint_starts(manager: Any, requests: Iterable[Any]) -> dict[str, int]:
         if isinstance(grammar, BoundedGrammar) and grammar.guides_drafts:
             starts[request.request_id] = request.num_tokens - grammar.num_tokens
     return starts
+
+
+def slow_constraints(requests: Iterable[Any]) -> set[str]:
+    """The ids of the requests whose constraint is too slow for drafts: see `is_slow`.
+
+    Args:
+        requests: vLLM's.
+    """
+    return {
+        request.request_id
+        for request in requests
+        if (constrained := request.structured_output_request) is not None
+        and isinstance(constrained.grammar, BoundedGrammar)
+        and constrained.grammar.is_slow
+    }
 
 
 def count_draft_times(requests: Mapping[str, Any], times: Mapping[str, tuple[float, int]]) -> None:

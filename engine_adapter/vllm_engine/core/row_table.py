@@ -138,6 +138,7 @@ class RowTable:
         requests: Mapping[str, Any],
         num_waiting: int = 0,
         resumed: Iterable[str] = (),
+        undrafted: Container[str] = (),
     ) -> StepPlan:
         """What drafts for each row after the step.
 
@@ -147,6 +148,7 @@ class RowTable:
             requests: id -> vLLM's `Request`; see `draft_budget`.
             num_waiting: requests in the queue.
             resumed: ids of those that were preempted, or run again after that.
+            undrafted: ids of those that get no drafts, whatever they ask for.
         """
         for request_id in resumed:
             self._rows[request_id].draft = None  # all its drafts were dropped
@@ -160,7 +162,7 @@ class RowTable:
         plan = NO_PLAN
         if step.planned:
             self.planner.evidence.unavailable = self.quarantine.names
-            views = self._views(step, scheduled, requests)
+            views = self._views(step, scheduled, requests, undrafted)
             plan = self.planner.plan(StepView(views, len(scheduled), num_waiting))
             self._newest = self._drafts_of(plan)
         step.reported = before if self._drafts_late else self._newest
@@ -208,7 +210,11 @@ class RowTable:
         return draft.places if draft else 0
 
     def _views(
-        self, step: ScheduledStep, scheduled: Iterable[str], requests: Mapping[str, Any]
+        self,
+        step: ScheduledStep,
+        scheduled: Iterable[str],
+        requests: Mapping[str, Any],
+        undrafted: Container[str],
     ) -> list[RowView]:
         """The rows that can get drafts, or whose prompt a proposer can read."""
         rows, max_model_len = self._rows, self._max_model_len
@@ -220,7 +226,9 @@ class RowTable:
             context += num_tokens
             if method.num_speculative_tokens and method.proposer not in quarantined:
                 in_prompt = request.is_prefill_chunk
-                budget = 0 if in_prompt else draft_budget(request, num_tokens, max_model_len)
+                budget = 0
+                if not (in_prompt or request_id in undrafted):
+                    budget = draft_budget(request, num_tokens, max_model_len)
                 if budget or in_prompt:
                     views.append(RowView(request_id, method, budget, num_tokens, row.request_class))
         step.context = context

@@ -18,6 +18,7 @@ from engine_adapter.vllm_engine.core.constrained import (
     count_draft_times,
     failure_of,
     forget_constraint,
+    slow_constraints,
 )
 from engine_adapter.vllm_engine.core.counting import StepSize
 from engine_adapter.vllm_engine.core.row_table import RowTable
@@ -55,12 +56,16 @@ class SchedulerHooks:
         """Schedules as vLLM does, then attaches the draft plan and what drafting needs to know."""
         self.row_table.start_step()
         output = super().schedule(*args, **kwargs)
+        slow: set[str] = set()
+        if output.has_structured_output_requests:
+            slow = slow_constraints(map(self.requests.__getitem__, output.num_scheduled_tokens))
         output.specgate_plan = self.row_table.plan(
             output.num_scheduled_tokens,
             output.scheduled_spec_decode_tokens,
             self.requests,
             len(self.waiting),
             without_kv(output) & self.requests.keys(),
+            slow,
         )
         output.specgate_quarantined = self.row_table.quarantine.names
         output.specgate_constraints = {}

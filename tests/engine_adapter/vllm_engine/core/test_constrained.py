@@ -369,6 +369,22 @@ def test_a_grammar_that_takes_too_long_at_drafts_guides_no_more_of_them(backend:
     assert one.failure is None
 
 
+def test_a_request_with_a_slow_grammar_gets_no_drafts_until_it_is_quick(backend: Any) -> None:
+    from engine_adapter.vllm_engine.core.constrained import GrammarCompiler, slow_constraints
+
+    compiler = GrammarCompiler(GrammarStore())
+    one, equal = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
+    other = compiled(backend, "CHOICE", '["yes"]', compiler)
+    requests = [constrained(g, tokens=n) for n, g in enumerate((one, equal, other), start=7)]
+    plain = SimpleNamespace(request_id="plain", structured_output_request=None)
+    assert slow_constraints([*requests, plain]) == set()
+    one._allowance.left_s = BURST_S * 0.4
+    assert slow_constraints([*requests, plain]) == {"7", "8"}, "they share the grammar"
+    assert one.failure is None
+    one._allowance.spend(0.0, calls=100)
+    assert slow_constraints(requests) == set()
+
+
 def test_the_time_of_masks_is_not_that_of_drafts(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,3 +106,13 @@ def test_a_steps_report_exists_when_its_outputs_have_arrived(rows: RowSteps) -> 
     report = decode_step(rows.table.step_stats() or {})
     assert report.kind is StepKind.DECODE
     assert 0 < report.seconds < 60
+
+
+def test_a_request_that_may_not_draft_has_no_plan(rows: RowSteps) -> None:
+    rows.admit("r")
+    rows.admit("s")
+    rows.plan("r", "s")
+    rows.count({"r": (0, 0), "s": (0, 0)})
+    rows.table.start_step()
+    plan = rows.table.plan(["r", "s"], (), rows.requests, 0, (), {"r"})
+    assert set(plan.drafts) == {"s"}
