@@ -160,8 +160,8 @@ class Member:
         # The first try leaves a record of its refusal, the others of their success only.
         if obstacle is not None and not is_first:
             raise obstacle
-        policies = desired.policies
-        await self._policy_admin.change(policies, None, way.reason, caller, unless_in_force=True)
+        if obstacle is None:
+            await self._change_policies(desired, way, caller)
         return await self._switcher.switch(
             request,
             way.mode,
@@ -171,6 +171,21 @@ class Member:
             caller=caller,
             fleet=desired.rank,
         )
+
+    async def _change_policies(self, desired: DesiredState, way: Way, caller: Caller) -> None:
+        """Changes each policy; one that is refused here must not keep the method from changing.
+
+        A state has the policies of earlier switches, too, and may name a proposer that is gone.
+        """
+        for name, parameters in desired.policies.items():
+            try:
+                await self._policy_admin.change(
+                    {name: parameters}, None, way.reason, caller, unless_in_force=True
+                )
+            except PolicyError as error:
+                log.warning(
+                    "fleet_policy_refused", generation=desired.generation, reason=str(error)
+                )
 
 
 def _end(tried: "asyncio.Future[SwitchResult | None]") -> None:

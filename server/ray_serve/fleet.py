@@ -68,12 +68,12 @@ class ServeFleet:
         return await self._all(limit_s(way), "set", desired, way)
 
     async def states(self) -> Mapping[str, ReplicaState]:
-        """What every replica has."""
-        return await self._all(CALL_S, "state")
+        """What every replica has that can tell."""
+        return _told(await self._all(CALL_S, "state"))
 
     async def metrics(self) -> Mapping[str, list[Metric]]:
-        """The metrics of every replica."""
-        return await self._all(CALL_S, "metrics")
+        """The metrics of every replica that can tell."""
+        return _told(await self._all(CALL_S, "metrics"))
 
     async def _all(self, limit_s: float, method: str, *arguments: Any) -> dict[str, Any]:
         try:
@@ -150,3 +150,8 @@ class ServeFleet:
         desired = next_state(known, checked.to, order.policies or {}, config.revision)
         state = await self.member.set(desired, order.way)
         log.info("user_config_applied", revision=config.revision, lag=state.fleet.lag)
+
+
+def _told(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers without those of replicas that failed, which are in the log."""
+    return {name: each for name, each in answers.items() if not isinstance(each, Obstacle)}

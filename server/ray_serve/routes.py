@@ -124,7 +124,9 @@ async def _switched(request: Request, fleet: ServeFleet, order: Order) -> FleetR
     else:
         status, code = 503, "fleet_incomplete"
         why = [f"{r.replica}: {r.obstacle.message}" for r in report.replicas if r.obstacle]
-        message = f"All but these have it, which follow as soon as they can: {'; '.join(why)}"
+        message = (
+            f"All replicas have it but these, which follow as soon as they can: {'; '.join(why)}"
+        )
     kind = "server_error" if status >= 500 else "invalid_request_error"
     raise ApiError(status, message, type=kind, code=code)
 
