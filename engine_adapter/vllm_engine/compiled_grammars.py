@@ -13,6 +13,7 @@ states. So ranks that draft for the same rows measure nothing, and drop the same
 """
 
 import random
+import sys
 import threading
 import time
 import weakref
@@ -118,28 +119,32 @@ class GrammarUse:
         self._store.drop(self.compiled)
 
     @contextmanager
-    def timed(self, spend: Callable[[float], None]) -> Iterator[None]:
+    def timed(self, spend: Callable[[float], None]) -> Iterator[list[object]]:
         """Around a call of a matcher: hands its CPU seconds to `spend`, and counts its memory.
 
-        The seconds include the time in which the memory is read.
+        The seconds include the time in which the memory is read. The list takes what the call
+        returns: objects that are still there when the memory is read, and are not the lexer's.
         """
         store, learned = self._store, self.compiled.learned
         weight = learned.weight_of_call(store.draw()) if store.measures else 0
         number = store.sections.begin()
         began = time.thread_time()
         before = heap.allocated_bytes() if weight else 0
+        returned: list[object] = []
         try:
-            yield
+            yield returned
         finally:
-            allocated = heap.allocated_bytes() - before if weight else 0
+            allocated = 0
+            if weight:
+                allocated = heap.allocated_bytes() - before - sum(map(sys.getsizeof, returned))
             seconds = time.thread_time() - began
             is_alone = store.sections.end(number)
             spend(seconds)
-        if not weight:
-            learned.note_time(seconds)
-        elif is_alone:
+        if weight and is_alone:
             store.add_learned(learned.count(allocated, weight))
-        else:
+            return
+        learned.note_time(seconds)
+        if weight:
             learned.miss(weight)
 
 

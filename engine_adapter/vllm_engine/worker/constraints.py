@@ -132,8 +132,9 @@ class RowConstraint:
         """One bit for each token of the vocabulary, 1 if it is allowed; `None` if all are."""
         if not self._is_known:
             return None
-        with self._timed():
+        with self._timed() as returned:
             mask: bytes = self._matcher.compute_bitmask()
+            returned.append(mask)
         return None if self._matcher.is_error() else mask
 
     def take_time(self) -> tuple[float, int]:
@@ -143,10 +144,10 @@ class RowConstraint:
         return taken
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Around a call of the matcher."""
-        with self._use.timed(self._spend):
-            yield
+    def _timed(self) -> Iterator[list[object]]:
+        """Around a call of the matcher; the list takes what it returns."""
+        with self._use.timed(self._spend) as returned:
+            yield returned
 
     def _spend(self, seconds: float) -> None:
         self._seconds += seconds
