@@ -19,6 +19,8 @@ RESERVED_ARGUMENTS = {
     "kv_transfer_config": "its channel carries Specgate's statistics",
     "disable_log_stats": "the metrics are made from these statistics",
     "stat_loggers": "the statistics go to Specgate's metrics",
+    "enable_batch_sharded_sampling": "each rank verifies the drafts of all rows",
+    "return_sampling_mask": "a row with drafts has several masks, of which vLLM returns one",
 }
 """Engine arguments that users cannot set because Specgate sets them, each with the reason."""
 

@@ -54,7 +54,7 @@ _RUNNER_ATTRIBUTES = (
     *("device", "model", "sampler", "rejection_sampler", "req_states", "max_model_len"),
     *("vllm_config", "model_config", "compilation_config", "parallel_config"),
     *("use_aux_hidden_state_outputs", "attn_groups", "kv_cache_config"),
-    *("kernel_block_sizes", "block_tables", "max_num_reqs", "_dummy_run"),
+    *("kernel_block_sizes", "block_tables", "max_num_reqs", "max_num_tokens", "_dummy_run"),
     *("lora_config", "lora_state", "prompt_logprobs_worker", "_set_active_loras"),
 )
 
@@ -177,6 +177,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "AttentionLayerBase": ("kv_cache",),
     "dump_input": ("prepare_object_to_dump",),
     "parallel_state": ("_TP", "graph_capture"),
+    "vllm.distributed.parallel_state:GroupCoordinator": ("broadcast",),
     "speculative": ("SpeculativeConfig",),
     # The patches of recurrent layers.
     "causal_conv1d": ("causal_conv1d_update_cpu",),

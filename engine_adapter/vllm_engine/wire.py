@@ -214,7 +214,7 @@ class DraftReport:
     unread: list[Callable[[], None]] = field(default_factory=list)
 
     def complete(self) -> None:
-        """Takes what only the device can tell; once the step's outputs are there nothing waits."""
+        """Takes what only the device can tell; waits for drafts that are not made late."""
         for read in self.unread:
             read()
         self.unread.clear()

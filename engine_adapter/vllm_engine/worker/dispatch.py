@@ -309,7 +309,7 @@ class ProposerDispatch:
             try:
                 require_distributions(are_valid)
             except BadDrafts as error:
-                self._record_fault(name, error, report)
+                self._record_fault(name, error, report, "are verified as certain ones")
 
         report.unread.append(check)
 
@@ -319,9 +319,11 @@ class ProposerDispatch:
         model = self.host.draft_models.get(name)
         return min(limit, model.max_model_len) if model else limit
 
-    def _record_fault(self, name: str, error: Exception, report: DraftReport) -> None:
-        """Reports a fault. A fault that repeats is logged once."""
+    def _record_fault(
+        self, name: str, error: Exception, report: DraftReport, fate: str = "are dropped"
+    ) -> None:
+        """Reports a fault, and what becomes of the drafts. One that repeats is logged once."""
         fault = report.faults[name] = describe_error(error)
         if self._last_fault.get(name) != fault:
             self._last_fault[name] = fault
-            log.error("proposer %s failed: its rows get no drafts", name, exc_info=error)
+            log.error("proposer %s failed: its drafts %s", name, fate, exc_info=error)

@@ -2,15 +2,15 @@
 
 A fault is an exception or an invalid result: wrong number of rows, too many tokens, token ids
 outside the vocabulary, or rows that are not probability distributions. The proposer's rows then
-get no drafts in that step. On a device, where to read a distribution would be a wait, its fault is
-reported with the step's outputs. A proposer that fails repeatedly is quarantined
-(`core.quarantine`).
+get no drafts in that step. On a device, where to read a distribution would be a wait, such drafts
+are verified as certain ones, and the fault is reported with the step's outputs. A proposer that
+fails repeatedly is quarantined (`core.quarantine`).
 
 The scheduler decides on quarantine, so that all ranks follow from the same step on. It counts the
-faults of rank 0 only, whose drafts are used; a fault on another rank is logged there. Two faults
-cannot be contained. After a `torch.AcceleratorError` the state of the device is undefined, and the
-engine must end with this cause. A fault on one rank in the middle of a collective leaves the other
-ranks waiting. Out of memory can be contained: the target's step is already done.
+faults of rank 0 only, whose drafts are used; an exception on another rank is logged there. Two
+faults cannot be contained. After a `torch.AcceleratorError` the state of the device is undefined,
+and the engine must end with this cause. A fault on one rank in the middle of a collective leaves
+the other ranks waiting. Out of memory can be contained: the target's step is already done.
 """
 
 from collections.abc import Sequence
@@ -106,16 +106,15 @@ def describe_error(error: Exception) -> str:
 def _validate_ids(tokens: Sequence[Sequence[Any]], vocab_size: int) -> Sequence[Sequence[int]]:
     # A model's are drawn from logits over the vocabulary, and to read them would wait for them.
     flat = list(chain.from_iterable([row for row in tokens if type(row) is not DraftRow]))
-    if not flat:
-        return tokens
     if set(map(type, flat)) == {int}:
         _check_range(min(flat), max(flat), vocab_size)
-        return tokens
-    ids = np.array(flat)
-    if ids.dtype.kind not in "iu":
-        raise BadDrafts(f"token ids must be integers, not {ids.dtype}")
-    _check_range(ids.min(), ids.max(), vocab_size)
-    return [row if type(row) is DraftRow else [*map(int, row)] for row in tokens]
+    elif flat:
+        ids = np.array(flat)
+        if ids.dtype.kind not in "iu":
+            raise BadDrafts(f"token ids must be integers, not {ids.dtype}")
+        _check_range(ids.min(), ids.max(), vocab_size)
+        return [row if type(row) is DraftRow else [*map(int, row)] for row in tokens]
+    return [row if type(row) in (DraftRow, list) else list(row) for row in tokens]
 
 
 def _check_range(least: Any, most: Any, vocab_size: int) -> None:

@@ -32,6 +32,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_init_speculator, patch_sampler
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.row_options import RowOptions
+from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 from engine_adapter.vllm_engine.worker.recurrent import StateLayerHooks
 from engine_adapter.vllm_engine.worker.refusal import refuse, refusing_block_size
 from engine_adapter.vllm_engine.worker.request_rows import RequestRows, RowTables
@@ -77,7 +78,9 @@ class RunnerHooks:
 
         self._capacity: int = vllm_config.num_speculative_tokens
         late = vllm_config.scheduler_config.async_scheduling
-        self._drafts = (LateStepDrafts if late else StepDrafts)(self, self._capacity)
+        has_ranks = not is_only_rank(vllm_config.parallel_config)
+        step_drafts = LateStepDrafts if late else StepDrafts
+        self._drafts = step_drafts(self, self._capacity, has_ranks=has_ranks)
         with patch_init_speculator(PlannedSpeculator(self, self._capacity)):
             super().__init__(vllm_config, device)  # type: ignore[call-arg]
         self.input_batch = RequestRows(self.req_states)

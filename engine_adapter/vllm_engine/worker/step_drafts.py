@@ -22,6 +22,7 @@ from engine_adapter.proposers.draft_table import DraftRow, DraftTable
 from engine_adapter.staging import HostCopy, to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import share_drafts, share_lengths
 from engine_adapter.vllm_engine.worker.target import TargetStep
 
 
@@ -49,15 +50,17 @@ class StepDrafts:
     Args:
         runner: vLLM's, with `input_batch` and `drafter`.
         capacity: the most drafts of a row.
+        has_ranks: several ranks draft for the same rows.
 
     Attributes:
         report: of the newest drafting; `None` if nothing was planned.
         drafts: request id -> its drafts, of the newest drafting. Requests without are left out.
     """
 
-    def __init__(self, runner: Any, capacity: int) -> None:
+    def __init__(self, runner: Any, capacity: int, *, has_ranks: bool = False) -> None:
         self._runner = runner
         self._capacity = capacity
+        self._has_ranks = has_ranks
         self.report: DraftReport | None = None
         self.drafts: dict[str, Sequence[int]] = {}
 
@@ -104,7 +107,8 @@ class StepDrafts:
         self.drafts = {
             id_: of_row for id_, of_row in zip(batch.req_ids, of_rows, strict=True) if of_row
         }
-        return drafts_on_device(of_rows, self._capacity, runner.device)
+        there = drafts_on_device(of_rows, self._capacity, runner.device)
+        return share_drafts(there) if self._has_ranks else there
 
     def _no_drafts(self, count: int) -> torch.Tensor:
         """Those of `count` rows, int64 [count, capacity]."""
@@ -121,8 +125,8 @@ class StepDrafts:
 class LateStepDrafts(StepDrafts):
     """Drafts when the next step begins to run; the scheduler gets their number with its outputs."""
 
-    def __init__(self, runner: Any, capacity: int) -> None:
-        super().__init__(runner, capacity)
+    def __init__(self, runner: Any, capacity: int, *, has_ranks: bool = False) -> None:
+        super().__init__(runner, capacity, has_ranks=has_ranks)
         # Steps whose tokens are not in the mirrors yet, the oldest first; with the requests whose
         # rows are free since, or another request's.
         self._steps: deque[tuple[VerifiedStep, set[str]]] = deque()
@@ -164,7 +168,12 @@ class LateStepDrafts(StepDrafts):
         if self.report is None:
             return
         ids = step.input_batch.req_ids
-        self.report.drafted = {id_: len(self.drafts.get(id_, ())) for id_ in ids}
+        lengths = [len(self.drafts.get(id_, ())) for id_ in ids]
+        if self._has_ranks and (shared := share_lengths(lengths)) != lengths:
+            # The tokens are rank 0's already; only their numbers are read of these.
+            self.drafts = {id_: [0] * n for id_, n in zip(ids, shared, strict=True) if n}
+            lengths = shared
+        self.report.drafted = dict(zip(ids, lengths, strict=True))
         self._waiting |= self.drafts
         # A row that has ended may be another request's by now, which has no drafts yet.
         self._runner.req_states.draft_tokens[step.input_batch.idx_mapping] = drafts

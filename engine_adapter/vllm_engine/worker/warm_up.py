@@ -25,6 +25,7 @@ class WarmUpHooks:
     drafter: Any
     device: torch.device
     compilation_config: Any
+    max_num_tokens: int
     _capacity: int
     _graph_mode: Any = None
 
@@ -51,7 +52,9 @@ class WarmUpHooks:
     def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> Any:
         """Holds the memory that drafts take meanwhile, so that vLLM does not give it to the KV."""
         host, rows = self.drafter.host, len(hidden_states)
-        size = drafted_bytes(rows, self._capacity, host.target.vocab_size, hidden_states.dtype)
+        # A step reads its drafts, too.
+        drafts = max(min(rows * self._capacity, self.max_num_tokens - rows), 0)
+        size = drafted_bytes(rows, drafts, host.target.vocab_size, hidden_states.dtype)
         drafted = torch.empty(size, dtype=torch.uint8, device=self.device)
         sampled = host.sampling_memory(rows)
         output = super()._dummy_sampler_run(hidden_states)

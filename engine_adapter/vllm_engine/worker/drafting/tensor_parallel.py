@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from torch.distributed import get_backend
+import torch
+from torch.distributed import broadcast, get_backend
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_tp_group
@@ -21,6 +22,23 @@ def is_only_rank(parallel_config: Any) -> bool:
     Other ranks must draft the same, so nothing may depend there on what only one of them knows.
     """
     return bool(parallel_config.world_size == 1)
+
+
+def share_drafts(drafts: torch.Tensor) -> torch.Tensor:
+    """Gives all ranks the drafts of rank 0, in place: int64 [R, K], on the device.
+
+    The target's ranks read them together. One whose proposer has failed has none.
+    """
+    shared: torch.Tensor = compat.parallel_state.get_tp_group().broadcast(drafts, src=0)
+    return shared
+
+
+def share_lengths(lengths: list[int]) -> list[int]:
+    """Gives all ranks the numbers of drafts of rank 0, by which the next step has its shape."""
+    group, numbers = compat.parallel_state.get_tp_group(), torch.tensor(lengths)
+    broadcast(numbers, src=group.ranks[0], group=group.cpu_group)
+    shared: list[int] = numbers.tolist()
+    return shared
 
 
 @contextmanager

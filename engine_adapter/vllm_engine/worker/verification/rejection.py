@@ -29,7 +29,7 @@ from engine_adapter.proposers.draft_options import samples, verifies_blocks
 from engine_adapter.staging import joined, to_device
 
 MOST_BYTES = 1 << 30
-"""The largest float32 copy of logits that a call makes: that of vLLM's rejection sampler."""
+"""The largest float32 copy of logits that a call makes: as large as in vLLM's rejection sampler."""
 
 
 def sampling_bytes(specs: Iterable[ProposerSpec], num_rows: int, vocab_size: int) -> int:
@@ -49,13 +49,12 @@ def sampling_bytes(specs: Iterable[ProposerSpec], num_rows: int, vocab_size: int
 
 
 def drafted_bytes(num_rows: int, num_drafts: int, vocab_size: int, dtype: torch.dtype) -> int:
-    """What a step takes if each of its rows has drafts, beyond one without.
+    """What a step of these rows takes beyond one without drafts: `num_drafts` are those of all.
 
     The logits of the drafts, and the float32 copy of a part that options need.
     """
-    drafts = num_rows * num_drafts * vocab_size
-    positions = drafts + num_rows * vocab_size
-    return drafts * dtype.itemsize + min(positions * torch.float32.itemsize, MOST_BYTES)
+    copied = min((num_rows + num_drafts) * vocab_size * torch.float32.itemsize, MOST_BYTES)
+    return num_drafts * vocab_size * dtype.itemsize + copied
 
 
 @dataclass(frozen=True, slots=True)

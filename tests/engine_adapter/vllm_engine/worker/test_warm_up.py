@@ -15,7 +15,7 @@ from engine_adapter.vllm_engine.worker.warm_up import WarmUpHooks
 class Base:
     """The parts of vLLM's runner that the hooks use."""
 
-    _capacity = 5
+    _capacity, max_num_tokens = 5, 64
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
