@@ -277,6 +277,26 @@ async def test_policies_are_set_with_the_method_and_only_those_that_differ(
     assert admin.parameters(["load"]) != before
 
 
+async def test_a_policy_that_is_refused_here_does_not_keep_the_method(gateway: Gateway) -> None:
+    """A state has the policies of earlier switches, and one can be refused since."""
+    admin, policies = gateway.runtime.policy_admin, {"unknown": {"a": 1}} | LOAD
+    before = admin.parameters(["load"])
+    with capture_logs() as logs:
+        await member(gateway).set(replace(NGRAM, policies=policies), IMMEDIATE)
+    assert active(gateway) == ("ngram", 3)
+    assert lag(gateway) is None
+    assert admin.parameters(["load"]) != before
+    assert {entry["event"] for entry in logs} >= {"fleet_policy_refused", "fleet_method_taken"}
+
+
+async def test_a_switch_that_is_refused_changes_no_policy(gateway: Gateway) -> None:
+    admin = gateway.runtime.policy_admin
+    before = admin.parameters(["load"])
+    await member(gateway).set(replace(NGRAM, spec_method="unknown", policies=LOAD), IMMEDIATE)
+    assert lag(gateway) is not None
+    assert admin.parameters(["load"]) == before
+
+
 async def test_an_engine_that_fails_lags_until_it_does_not(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,3 +225,16 @@ def test_several_ranks_know_the_same_also_if_one_is_slower(
     made.starts = {"r": len(PROMPT)}
     (found,) = made.of(batch({"r": PROMPT}))
     assert (found.mask() is not None) == known
+
+
+def test_masks_are_not_memory_that_a_lexer_has_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = GrammarStore(draw=lambda: 0.0)  # every call is measured
+    monkeypatch.setattr(compiled_grammars, "_PROCESS_STORE", store)
+    made = constraints(a={"choice": ["yes", "no"]})
+    made.starts = {"a": len(PROMPT)}
+    (row,) = made.of(batch({"a": PROMPT}, k=[4]))
+    # As large as those of a vocabulary of 160,000 tokens; small ones come from another heap.
+    row._matcher = SimpleNamespace(compute_bitmask=lambda: bytes(20_000), is_error=lambda: False)
+    masks = [row.mask() for _ in range(200)]
+    learned = row._use.compiled.learned.bytes
+    assert learned < sum(map(len, masks)) / 10
