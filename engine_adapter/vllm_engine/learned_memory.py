@@ -21,9 +21,6 @@ MEASURED_CALLS = 8
 LEARNING_BYTES = 16 << 10
 """What a call allocates that learns, in bytes. Ordinary formats learn 100 kB in a whole text."""
 
-MOST_MISSED = 64
-"""The most calls that a measured one stands for besides its own: many may be missed at once."""
-
 LONG_CALL_S = 0.0003
 """CPU time in which a call may learn much, in seconds: up to 0.1 MB were seen."""
 
@@ -72,7 +69,7 @@ class LearnedMemory:
 
     def miss(self, weight: int) -> None:
         """Counts a call that cannot be measured: the next one that can be stands for it too."""
-        self._missed_calls = min(self._missed_calls + weight, MOST_MISSED)
+        self._missed_calls += weight
 
     def note_time(self, seconds: float) -> None:
         """Hears how long a call took that was not measured."""

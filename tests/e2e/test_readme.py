@@ -50,7 +50,7 @@ def run(block: str, curl_home: Path) -> str:
 def test_the_pages_have_examples_to_run() -> None:
     assert len(CURLS) == 15
     assert len(PYTHON) == 1
-    assert len(API_CURLS) == 13
+    assert len(API_CURLS) == 12
 
 
 @pytest.mark.parametrize("block", CURLS, ids=range(len(CURLS)))
