@@ -123,8 +123,8 @@ async def _measure(urls: Sequence[str], rounds: int, processes: int, memory_mb: 
                 cpu.append((time.process_time() - begun) * 1e3)
                 check.append(report.check_ms)
                 took.append(report.took_ms)
-    told = [whole - first for whole, first in zip(took, check, strict=True)]
-    return FleetCost(len(urls), check, told, took, cpu, processes, memory_mb)
+    set_ms = [whole - first for whole, first in zip(took, check, strict=True)]
+    return FleetCost(len(urls), check, set_ms, took, cpu, processes, memory_mb)
 
 
 async def traffic() -> ReplicaTraffic:

@@ -1,9 +1,9 @@
 """`python -m benchmarks.step.own_python`: CPU time of Specgate's own code in a step.
 
-There is no model. All that Specgate adds to vLLM's step runs: the scheduler's plan, the runner's
-hooks that follow it, verification, dispatch, the proposer, and the counts. Target and sampler are
-left out: their tokens are made up. With `--profile`, the functions of the first case that take
-longest.
+It runs without a model. All that Specgate adds to vLLM's step runs: the scheduler's plan, the
+runner's hooks that follow it, verification, dispatch, the proposer, and the counts. Target and
+sampler are left out: their tokens are made up. With `--profile`, the functions of the first case
+that take longest.
 """
 
 import cProfile

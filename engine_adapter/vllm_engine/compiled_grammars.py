@@ -241,9 +241,9 @@ class GrammarStore:
             raise error.with_traceback(None) from None
         return use
 
-    def add_learned(self, grown: int) -> None:
+    def add_learned(self, learned_bytes: int) -> None:
         """Hears what a grammar has learned, in bytes, and bounds it now and then."""
-        self._learned_since_bound += grown
+        self._learned_since_bound += learned_bytes
         if self._learned_since_bound >= self.budget * LEARNED_SHARE:
             self.bound_learned()
 

@@ -94,9 +94,9 @@ async def switch_fleet(fleet: Fleet, order: Order) -> FleetReport:
     base = max((answer.fleet.desired for answer in answers), key=rank_of)
     to = next(answer.to for answer in answers if isinstance(answer.to, SpecMethodBody))
     desired = next_state(base, to, order.policies or {})
-    told = await fleet.set(desired, order.way)
-    # One that was checked and is gone is no part of the fleet any more.
-    replicas = tuple(_report(name, checked.get(name), told[name], desired) for name in told)
+    states = await fleet.set(desired, order.way)
+    # A replica that was checked and is gone has left the fleet.
+    replicas = tuple(_report(name, checked.get(name), states[name], desired) for name in states)
     is_whole = {report.outcome for report in replicas} == {ReplicaOutcome.SWITCHED}
     outcome = FleetOutcome.SWITCHED if is_whole else FleetOutcome.PARTIAL
     return FleetReport(outcome, desired, None, replicas, check_ms, _ms_since(begun))
@@ -118,7 +118,9 @@ def _refusal(checked: Mapping[str, Checked | Obstacle]) -> Obstacle | None:
     if targets:
         return None
     # One that refuses says more than one that does not answer.
-    return min(obstacles, key=lambda each: each.status, default=Obstacle("there is no replica"))
+    return min(
+        obstacles, key=lambda each: each.status, default=Obstacle("the fleet has no replicas")
+    )
 
 
 def _target(answer: Checked | Obstacle) -> SpecMethodBody | Obstacle:

@@ -119,8 +119,8 @@ class HttpFleet:
                 return Obstacle(f"cannot be reached: {reason}")
             return _read(response, kind)
 
-        found = await asyncio.gather(*map(answer, self._addresses))
-        return {a.url: value for a, value in zip(self._addresses, found, strict=True)}
+        answers = await asyncio.gather(*map(answer, self._addresses))
+        return {a.url: value for a, value in zip(self._addresses, answers, strict=True)}
 
     async def _call(
         self, address: Address, method: str, path: str, body: Any = None

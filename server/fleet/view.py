@@ -32,8 +32,8 @@ class ReplicaView:
 
 async def view(fleet: HttpFleet) -> list[ReplicaView]:
     """Asks every replica, and marks those that differ."""
-    shown = await fleet.shown(VIEW_ANSWER_S)
-    views = [_view(replica, answer) for replica, answer in shown.items()]
+    answers = await fleet.shown(VIEW_ANSWER_S)
+    views = [_view(replica, answer) for replica, answer in answers.items()]
     most = common(views)
     return [replace(each, differs=each.has is None or each.has != most) for each in views]
 
@@ -44,8 +44,8 @@ def common(views: Sequence[ReplicaView]) -> tuple[str, int, int] | None:
     return max(counts, key=lambda has: (counts[has], has[2]), default=None)
 
 
-def _view(replica: str, shown: Shown | Obstacle) -> ReplicaView:
-    if isinstance(shown, Obstacle):
-        return ReplicaView(replica, None, shown.message, None)
-    has = (shown.spec_method, shown.num_speculative_tokens, shown.fleet.generation)
-    return ReplicaView(replica, shown.model_dump(mode="json"), None, has)
+def _view(replica: str, answer: Shown | Obstacle) -> ReplicaView:
+    if isinstance(answer, Obstacle):
+        return ReplicaView(replica, None, answer.message, None)
+    has = (answer.spec_method, answer.num_speculative_tokens, answer.fleet.generation)
+    return ReplicaView(replica, answer.model_dump(mode="json"), None, has)

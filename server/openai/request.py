@@ -259,14 +259,14 @@ def choose(
 ) -> tuple[Selection, Routing]:
     """The spec method that a request would get now. Counts nothing. Raises `InvalidField`."""
     router, routing = runtime.router, NO_ROUTING
-    wanted = prepared.answer.method
-    if router.rules and (router.uses_overlap or not decides_itself(wanted)):
+    method = prepared.answer.method
+    if router.rules and (router.uses_overlap or not decides_itself(method)):
         routing = router.route(prepared.traits(origin))
-    if decides_itself(wanted):
+    if decides_itself(method):
         routing = replace(routing, method=None, skipped=())
     try:
         selection = select(
-            wanted, runtime.switcher.active, runtime.loaded_proposers(), routing.method
+            method, runtime.switcher.active, runtime.loaded_proposers(), routing.method
         )
     except SelectionError as error:
         raise InvalidField(error.param, error.message, error.code) from error

@@ -140,14 +140,14 @@ class ServeFleet:
         Every replica that gets it does this for itself, with the same result. Raises
         `UserConfigError` for a method or a policy that this replica cannot have.
         """
-        known = await self.desired()
-        if known is not None and config.revision <= known.revision:
+        current = await self.desired()
+        if current is not None and config.revision <= current.revision:
             return
         order = config.order()
         checked = self.member.check(order)
         if isinstance(checked.to, Obstacle):
             raise UserConfigError(checked.to.message)
-        desired = next_state(known, checked.to, order.policies or {}, config.revision)
+        desired = next_state(current, checked.to, order.policies or {}, config.revision)
         state = await self.member.set(desired, order.way)
         log.info("user_config_applied", revision=config.revision, lag=state.fleet.lag)
 

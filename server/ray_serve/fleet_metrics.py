@@ -1,4 +1,4 @@
-"""The metrics of all replicas as one text, in Prometheus' format."""
+"""The metrics of all replicas as metric text, in Prometheus' format."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,11 +14,11 @@ class _Merged:
     def collect(self) -> Iterable[Metric]:
         merged: dict[str, Metric] = {}
         for replica, metrics in self._replicas.items():
-            for one in metrics:
-                empty = Metric(one.name, one.documentation, one.type, one.unit)
-                merged.setdefault(one.name, empty).samples += [
+            for metric in metrics:
+                empty = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+                merged.setdefault(metric.name, empty).samples += [
                     sample._replace(labels={**sample.labels, "replica": replica})
-                    for sample in one.samples
+                    for sample in metric.samples
                 ]
         return merged.values()
 

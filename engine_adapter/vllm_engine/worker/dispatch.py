@@ -196,25 +196,25 @@ class ProposerDispatch:
             self._report.fallbacks.extend(batch.request_ids)
 
     def _measured(self, name: str, batch: DraftBatch) -> Drafts:
-        """A proposer's drafts for the next step; the report counts them."""
-        drafts, clock = self._timed(name, batch)
-        report, tokens = self._report, sum(map(len, drafts.tokens))
-        report.add_drafts(name, tokens, drafts.catchup_tokens)
-        report.unread.append(lambda: report.add_seconds(name, clock.read_s()))
-        return drafts
-
-    def _timed(self, name: str, batch: DraftBatch) -> tuple[Drafts, DraftClock]:
-        """A proposer's drafts, and the time that they take; the report gets the work."""
+        """A proposer's drafts. The report counts those for the next step, and times each call."""
         clock = DraftClock(self._runner.device)
         drafts = self.draft(name, batch)
         clock.stop()
-        if name not in self._quarantined:  # the time of a call that was not made says nothing
-            report, caught_up = self._report, drafts.catchup_tokens
-            size = len(batch.k), int(batch.k.max(initial=0)), sum(map(len, drafts.tokens))
-            report.unread.append(
-                lambda: report.work.append((name, DraftTime(clock.read_s(), *size, caught_up)))
-            )
-        return drafts, clock
+        report, is_shadow, is_asked = self._report, self._in_shadow, name not in self._quarantined
+        tokens, caught_up = sum(map(len, drafts.tokens)), drafts.catchup_tokens
+        size = len(batch.k), int(batch.k.max(initial=0)), tokens
+        if not is_shadow:
+            report.add_drafts(name, tokens, caught_up)
+
+        def read_time() -> None:
+            seconds = clock.read_s()
+            if not is_shadow:
+                report.add_seconds(name, seconds)
+            if is_asked:  # the time of a call that was not made says nothing
+                report.work.append((name, DraftTime(seconds, *size, caught_up)))
+
+        report.unread.append(read_time)
+        return drafts
 
     def _compare_shadows(self) -> None:
         """Compares the shadow drafts that wait with the rows' tokens."""
@@ -240,7 +240,7 @@ class ProposerDispatch:
             for _, batch in self._batches_of(wanted, step):
                 self._in_shadow = True
                 try:
-                    drafts, _ = self._timed(name, batch)
+                    drafts = self._measured(name, batch)
                 finally:
                     self._in_shadow = False
                 self._report.fates.extend(self._shadows.add(name, batch, drafts.tokens))

@@ -60,11 +60,11 @@ def validate_drafts(drafts: object, batch: DraftBatch, vocab_size: int) -> Draft
 
 
 def repair_distributions(drafts: Drafts) -> HostCopy | None:
-    """Makes what is no distribution one that is certain of its token, in place.
+    """Replaces each wrong distribution by one that is certain of its token, in place.
 
     So the text stays the target's: a draft that does not depend on the noise of its verification
-    is verified exactly if it is called certain, whatever drew it. And nobody need wait to hear
-    whether a model has drafted from logits that are no numbers.
+    is verified exactly if it is called certain. And no step waits to hear whether a model has
+    drafted from NaN or infinite logits.
 
     Args:
         drafts: those of `validate_drafts`, whose distributions follow each other in memory.

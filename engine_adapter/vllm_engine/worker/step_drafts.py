@@ -72,7 +72,7 @@ class StepDrafts:
     def after(self, step: VerifiedStep) -> torch.Tensor:
         """Called when a step is verified: its drafts, int64 [R, capacity].
 
-        Where there is no draft, any valid token, which the target may read.
+        The places after a row's drafts have any valid token, which the target may read.
         """
         return self._draft(step, frozenset())
 

@@ -73,8 +73,8 @@ class Steps:
         }
         config = EngineConfig(target, "small", specs, None, fields)
         arguments.prepare_environment(config)
-        made = arguments.engine_args(config, K, None).create_engine_config()
-        self._engine: Any = LLMEngine.from_vllm_config(made)
+        vllm_config = arguments.engine_args(config, K, None).create_engine_config()
+        self._engine: Any = LLMEngine.from_vllm_config(vllm_config)
         self._number = 0
         core: Any = self._engine.engine_core
         executor = core.engine_core.model_executor

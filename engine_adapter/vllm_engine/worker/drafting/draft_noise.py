@@ -52,7 +52,7 @@ class DraftNoise:
             is_drafting=False,
             use_fp64=self._sampler.use_fp64_gumbel,
         )
-        sampled.clamp_(max=logits.shape[1] - 1)  # a kernel may take any place if all are no numbers
+        sampled.clamp_(max=logits.shape[1] - 1)  # of NaN, a kernel may return any index
         if has_seed.all():
             return sampled
         return torch.where(coupled, sampled, _with_new_noise(logits))

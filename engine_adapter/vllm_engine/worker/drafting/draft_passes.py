@@ -41,11 +41,11 @@ def drafts_of_passes(passes: Sequence[tuple[Part, torch.Tensor]]) -> list[DraftR
     Args:
         passes: for each pass, which rows it had, and their tokens, int64 [N].
     """
-    drawn = [tokens for _, tokens in passes]
-    num_rows = len(drawn[0])
-    if len(drawn[-1]) == num_rows:  # every row is in every pass
-        return DraftTable(torch.stack(drawn, 1)).rows()
-    table = drawn[0].new_zeros(num_rows, len(passes))
+    by_pass = [tokens for _, tokens in passes]
+    num_rows = len(by_pass[0])
+    if len(by_pass[-1]) == num_rows:  # every row is in every pass
+        return DraftTable(torch.stack(by_pass, 1)).rows()
+    table = by_pass[0].new_zeros(num_rows, len(passes))
     lengths = np.zeros(num_rows, np.intp)
     for depth, (part, tokens) in enumerate(passes):
         table[part, depth] = tokens
