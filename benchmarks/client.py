@@ -8,7 +8,7 @@ from dataclasses import replace
 from benchmarks.http_stream import Endpoint
 from benchmarks.timeline import Timeline, read_events
 from benchmarks.workload import Request
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 
 PATH = "/v1/chat/completions"
 TIMEOUT_S = 600.0

@@ -21,11 +21,11 @@ from benchmarks.servers import ENVIRONMENT, NAME, speculative_config, vllm_argum
 from benchmarks.system import System
 from benchmarks.timeline import Timeline
 from benchmarks.workload import SEED, Request
-from engine_adapter.config import EngineConfig
-from engine_adapter.counts import StepReport
-from engine_adapter.factory import create_engine
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import (
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.counts import StepReport
+from engine_adapter.seam.factory import create_engine
+from engine_adapter.seam.types import (
     NONE,
     PLAIN,
     GenerationRequest,

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.speedup import Speedup
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 
 
 def check() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 from engine_adapter.vllm_engine import compat
 
 STOCK_METHODS = frozenset({"ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "dflash"})

@@ -16,7 +16,7 @@ from benchmarks.timeline import Decoding
 from benchmarks.workload import Messages, Request, bursts, chats
 from demo.prompts import KINDS, PromptKind
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 
 TEMPERATURES = (0.0, 0.7)
 LEVELS = (1, 2, 4, 8, 16)

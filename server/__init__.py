@@ -1,4 +1,4 @@
-"""The gateway: OpenAI's HTTP interface over an `engine_adapter.interface.Engine`."""
+"""The gateway: OpenAI's HTTP interface over an `engine_adapter.seam.interface.Engine`."""
 
 from importlib import metadata
 

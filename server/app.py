@@ -7,12 +7,12 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
-from engine_adapter.interface import Engine
+from engine_adapter.seam.interface import Engine
 from server import __version__
 from server.console import pages
 from server.contract.document import EncodedDocument
-from server.control.audit import Audit
-from server.control.key_limits import KeyLimits
+from server.control.admin.audit import Audit
+from server.control.admission.key_limits import KeyLimits
 from server.errors import install_error_handlers
 from server.http.auth import AuthMiddleware
 from server.http.body_limit import BodyLimit

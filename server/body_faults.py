@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
-from engine_adapter.text import cut
+from engine_adapter.seam.text import cut
 from server.schema.known_fields import fields_at
 from server.text import TOO_LONG, did_you_mean
 

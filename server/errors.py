@@ -3,7 +3,7 @@
 ApiError                    a status and the four fields of OpenAI's error body
 ├── InvalidField            400: a field of the request; `param` is its dotted path
 ├── NotFound                404
-├── TooManyRequests, ...     429 and others: a limit ends a request; see `server.limit_errors`
+├── TooManyRequests, ...     429 and others: a limit ends a request; see `limit_errors`
 ├── Unavailable             503, with Retry-After where a retry can help
 │   ├── Stopping            the server is stopping
 │   ├── DrainAborted        a drain ended the request
@@ -28,7 +28,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from engine_adapter.errors import (
+from engine_adapter.seam.errors import (
     EngineConfigError,
     EngineDead,
     EngineError,
@@ -38,7 +38,7 @@ from engine_adapter.errors import (
     LoraRefused,
     ProposerRefused,
 )
-from engine_adapter.text import cut
+from engine_adapter.seam.text import cut
 from server.body_faults import fault_of, unreadable
 from server.http.exchange import exchange_of
 from server.http.headers import RETRY_AFTER

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import structlog
 from fastapi import FastAPI
 
-from engine_adapter.errors import EngineError
-from engine_adapter.types import EngineInfo
-from server.control.admission_limits import new_admission
-from server.control.allowed_models import AllowedModels
-from server.control.lora_admin import LoraAdmin
+from engine_adapter.seam.errors import EngineError
+from engine_adapter.seam.types import EngineInfo
+from server.control.admin.allowed_models import AllowedModels
+from server.control.admin.lora_admin import LoraAdmin
+from server.control.admin.policy_admin import PolicyAdmin
+from server.control.admin.proposer_admin import ProposerAdmin
+from server.control.admission.admission import Admission, slot_limits
 from server.control.method_names import LoadedProposers
-from server.control.policy_admin import PolicyAdmin
-from server.control.proposer_admin import ProposerAdmin
-from server.control.router import Router
-from server.control.switcher import Switcher
+from server.control.routing.router import Router
+from server.control.switching.switcher import Switcher
 from server.fleet.follower import Follower
 from server.fleet.http_fleet import fleet_client
 from server.fleet.member import Member
@@ -132,7 +132,9 @@ async def _create_runtime(state: AppState) -> Runtime:
         return LoadedProposers.of(engine.info, settings.primary, settings.backup)
 
     metrics.usage.declare(keyring.api_key_names())
-    admission = new_admission(settings, info, metrics.admission, keyring.is_shared)
+    admission = Admission(
+        slot_limits(settings, info), settings, metrics.admission, is_shared=keyring.is_shared
+    )
     switcher = Switcher(
         engine, loaded_proposers, metrics, settings.spec_method, audit, admission.slots
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from engine_adapter.text import cut
+from engine_adapter.seam.text import cut
 from server.errors import InvalidField
 from server.schema.json_values import is_larger
 from server.special_tokens import HiddenValue

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.errors import EngineNotReady
-from engine_adapter.interface import Engine
-from engine_adapter.types import EngineInfo
-from server.control.admission import Admission
-from server.control.audit import Audit
-from server.control.key_limits import KeyLimits
-from server.control.lora_admin import LoraAdmin
+from engine_adapter.seam.errors import EngineNotReady
+from engine_adapter.seam.interface import Engine
+from engine_adapter.seam.types import EngineInfo
+from server.control.admin.audit import Audit
+from server.control.admin.lora_admin import LoraAdmin
+from server.control.admin.policy_admin import PolicyAdmin
+from server.control.admin.proposer_admin import ProposerAdmin
+from server.control.admission.admission import Admission
+from server.control.admission.key_limits import KeyLimits
 from server.control.method_names import LoadedProposers
-from server.control.policy_admin import PolicyAdmin
-from server.control.proposer_admin import ProposerAdmin
-from server.control.router import Router
-from server.control.switcher import Switcher
+from server.control.routing.router import Router
+from server.control.switching.switcher import Switcher
 from server.errors import ApiError
 from server.fleet.follower import Follower
 from server.fleet.member import Member

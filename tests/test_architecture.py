@@ -18,11 +18,15 @@ Check = Callable[[Path], list[str]]
 RULES: list[tuple[Check, str]] = [
     (
         architecture.engine_imports_server,
-        "Engines know nothing of the gateway: pass what is needed through engine_adapter.interface",
+        "Engines know nothing of the gateway: pass what they need through engine_adapter.seam",
+    ),
+    (
+        architecture.loose_modules,
+        "Put it into the folder of its concern: in engine_adapter seam/ or registries/, or a room",
     ),
     (
         architecture.engine_imports_web,
-        "No web framework in engine_adapter: use frozen dataclasses, raise engine_adapter.errors",
+        "No web framework in engine_adapter: use frozen dataclasses, raise the seam's errors",
     ),
     (
         architecture.plain_parts_import_engine_libraries,
@@ -54,7 +58,7 @@ RULES: list[tuple[Check, str]] = [
     ),
     (
         architecture.engines_imported_past_the_factory,
-        "Create engines with engine_adapter.factory.create_engine; use the Engine protocol",
+        "Create engines with engine_adapter.seam.factory.create_engine; use the Engine protocol",
     ),
     (
         architecture.private_vllm_outside_compat,
@@ -99,7 +103,7 @@ def test_the_tree_keeps_the_rule(check: Check, remedy: str) -> None:
 def test_there_is_something_to_check() -> None:
     modules = {module for module, _ in source_imports.sources(ROOT)}
     assert set(source_imports.PACKAGES) < modules
-    assert {"engine_adapter.interface", "engine_adapter.fake.engine"} < modules
+    assert {"engine_adapter.seam.interface", "engine_adapter.fake.engine"} < modules
 
 
 def test_the_parts_that_the_rules_name_exist() -> None:
@@ -142,6 +146,16 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
         architecture.engine_imports_server,
         {"engine_adapter/a.py": "def f():\n    from server.app import x"},
         "engine_adapter.a:2 imports server.app.x",
+    ),
+    (
+        architecture.loose_modules,
+        {
+            "engine_adapter/__init__.py": "",
+            "engine_adapter/seam/types.py": "",
+            "server/control/records.py": "",
+            "server/control/slots.py": "",
+        },
+        "server.control.slots is in no folder",
     ),
     (
         architecture.engine_imports_web,
@@ -201,10 +215,10 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
     (
         architecture.schema_imports_control,
         {
-            "server/schema/a.py": "from server.control.slots import Slots",
+            "server/schema/a.py": "from server.control.admission.slots import Slots",
             "server/schema/b.py": "from server.control.types import DRAIN_TIMEOUT_S",
         },
-        "server.schema.a:1 imports server.control.slots.Slots",
+        "server.schema.a:1 imports server.control.admission.slots.Slots",
     ),
     (
         architecture.routes_import_too_much,
@@ -218,7 +232,7 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
         architecture.engines_imported_past_the_factory,
         {
             "server/a.py": "from engine_adapter import fake",
-            "engine_adapter/factory.py": "from engine_adapter.fake import engine",
+            "engine_adapter/seam/factory.py": "from engine_adapter.fake import engine",
         },
         "server.a:1 imports engine_adapter.fake",
     ),

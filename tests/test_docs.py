@@ -17,10 +17,10 @@ from starlette.routing import Route
 from benchmarks.commands import gpu
 from benchmarks.commands.load_arguments import make_parser
 from benchmarks.load.workloads import WORKLOADS
-from engine_adapter.config import RESERVED_ARGUMENTS
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.proposers.contract import RESERVED_NAMES
 from engine_adapter.proposers.methods import METHODS
+from engine_adapter.seam.config import RESERVED_ARGUMENTS
 from engine_adapter.vllm_engine import compat
 from server.control.records import (
     Drain,
@@ -223,7 +223,7 @@ def test_every_mode_of_switching_is_documented() -> None:
 
 
 def test_every_error_code_is_documented_and_every_documented_one_exists() -> None:
-    paths = [*ROOT.glob("server/**/*.py"), *ROOT.glob("engine_adapter/*.py")]
+    paths = [*ROOT.glob("server/**/*.py"), *ROOT.glob("engine_adapter/*/*.py")]
     sources = [path.read_text() for path in paths]
     table = [cells for cells in checks.rows(checks.section(API, "Errors")) if len(cells) == 3]
     documented = {code.strip("`") for cells in table[2:] for code in cells[1].split(", ")}

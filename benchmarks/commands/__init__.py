@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks.commands.arguments import BadArgument
-from engine_adapter.errors import EngineError
+from engine_adapter.seam.errors import EngineError
 from server.commands import BAD_SETTING, FAILED, INTERRUPTED, print_error
 from server.commands.admin_client import Parser
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.sides import DEFAULT_SIDES, Side
-from engine_adapter.errors import EngineConfigError
-from engine_adapter.factory import ENGINES
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import NONE
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.factory import ENGINES
+from engine_adapter.seam.types import NONE
 from server.commands.admin_client import Parser
 from server.settings.sources import load_settings
 

@@ -19,7 +19,7 @@ from benchmarks.commands.arguments import (
 )
 from benchmarks.commands.result_table import ResultTable
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 from server.commands import FAILED, NO_DEVICE, print_error
 from server.commands.admin_client import Parser
 

@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.factory import create_engine
+from engine_adapter.seam.factory import create_engine
 from server.app import create_app
 from server.commands.serve import bind
 from server.http.descriptors import raise_limit

@@ -17,7 +17,7 @@ from typing import Any
 
 from engine_adapter.fake.replay import StepClock, made_deltas
 from engine_adapter.fake.vocabulary import load_vocabulary
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine import compat
 
 

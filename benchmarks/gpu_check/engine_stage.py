@@ -18,13 +18,13 @@ from benchmarks.gpu_check.plan import EngineTask
 from benchmarks.gpu_check.prompts import Tokens, read_prompts
 from benchmarks.gpu_check.texts import SAMPLED, TextRun, Texts
 from benchmarks.gpu_check.waits import CHECK, RUN, STEPS, name_callers
-from engine_adapter.config import EngineConfig
-from engine_adapter.counts import ProposerCounts, StepReport
-from engine_adapter.factory import create_engine
-from engine_adapter.interface import Engine
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import get_method, needs, parse_specs
-from engine_adapter.types import NONE, PLAIN, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.counts import ProposerCounts, StepReport
+from engine_adapter.seam.factory import create_engine
+from engine_adapter.seam.interface import Engine
+from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
 
 SWITCHED = "switched while they run"
 

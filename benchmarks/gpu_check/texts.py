@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import count, cycle
 
 from benchmarks.gpu_check.prompts import Tokens, first_difference
-from engine_adapter.interface import Engine
-from engine_adapter.types import (
+from engine_adapter.seam.interface import Engine
+from engine_adapter.seam.types import (
     GenerationRequest,
     SamplingOptions,
     SpecDecodeParams,

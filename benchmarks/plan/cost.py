@@ -16,7 +16,7 @@ from pathlib import Path
 from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepPlan, StepView
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 MAX_K = 8
 

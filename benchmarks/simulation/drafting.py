@@ -8,7 +8,7 @@ from benchmarks.simulation.rows import Draft, Row
 from benchmarks.simulation.trace import Trace
 from engine_adapter.policies.contract import DraftFate, StepPlan
 from engine_adapter.policies.proposers import DraftTime
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 
 @dataclass(slots=True)

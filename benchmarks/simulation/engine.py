@@ -17,7 +17,7 @@ from benchmarks.simulation.trace import Trace, TracedRequest
 from benchmarks.simulation.workloads import Workload
 from engine_adapter.policies.contract import NO_PLAN, DraftFate, StepPlan, StepView
 from engine_adapter.policies.planner import Planner, StepOutcome
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.types import NONE, SpecMethod
 
 PROMPT_BUDGET = 2048
 """Prompt tokens that one step reads; a longer prompt takes several steps."""

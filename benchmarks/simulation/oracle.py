@@ -20,7 +20,7 @@ from benchmarks.simulation.costs import QUIET, Clock, Noise
 from benchmarks.simulation.rows import Draft, Row
 from benchmarks.simulation.trace import Trace
 from benchmarks.simulation.workloads import Workload
-from engine_adapter.types import PLAIN
+from engine_adapter.seam.types import PLAIN
 
 PROMPT_BUDGET = 2048
 MODELS = 2

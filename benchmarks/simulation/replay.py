@@ -17,7 +17,7 @@ from benchmarks.simulation.result import Result
 from benchmarks.simulation.trace import Trace
 from benchmarks.simulation.workloads import WORKLOADS, Workload, only
 from engine_adapter.policies.names import policy_name
-from engine_adapter.types import NONE, PLAIN, SpecMethod
+from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
 
 NEAR = 0.95
 """The share of the best static choice's speed at which a policy has adapted."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 
 SETTLED_STEPS = 64
 """Steps over which the speed after a change is averaged."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.simulation.trace import TracedRequest
 from engine_adapter.policies.contract import DraftFate, RowView
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 
 @dataclass(frozen=True, slots=True)

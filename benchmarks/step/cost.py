@@ -33,9 +33,9 @@ from typing import Any
 from benchmarks.servers import ENVIRONMENT, NAME, speculative_config, vllm_arguments
 from benchmarks.sides import DEFAULT_SIDES, Side, loaded_specs, specs_by_name, supported_sides
 from benchmarks.step.times import ModelTime, StepTime, table_rows
-from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import SpecDecodeParams, SpecMethod
+from engine_adapter.seam.config import EngineConfig, draft_capacity
+from engine_adapter.seam.types import SpecDecodeParams, SpecMethod
 
 STEPS, WARM_UP, MAX_TOKENS = 10, 60, 160
 """Steps of one turn; steps before the first turn; tokens of each answer."""

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_adapter.counts import StepKind
 from engine_adapter.policies.planner import Planner
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
+from engine_adapter.seam.counts import StepKind
+from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.core.counting import StepSize
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import SpecgateConfig

@@ -13,8 +13,8 @@ from itertools import count
 
 from engine_adapter.data_parallel.changes import make
 from engine_adapter.data_parallel.rank import Change, DataParallelRank
-from engine_adapter.errors import InvalidRequest, LoraRefused
-from engine_adapter.types import GenerationRequest, LoraAdapter
+from engine_adapter.seam.errors import InvalidRequest, LoraRefused
+from engine_adapter.seam.types import GenerationRequest, LoraAdapter
 
 
 class Adapters:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import structlog
 
 from engine_adapter.data_parallel.rank import Change, DataParallelRank, failure_of
-from engine_adapter.errors import EngineDead
+from engine_adapter.seam.errors import EngineDead
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import structlog
 
-from engine_adapter.counts import NO_GRAMMARS, StepReport
 from engine_adapter.data_parallel.adapters import Adapters
 from engine_adapter.data_parallel.balance import Balancer
 from engine_adapter.data_parallel.changes import make
@@ -21,11 +20,12 @@ from engine_adapter.data_parallel.merging import MergedProposers, of_every_engin
 from engine_adapter.data_parallel.proposer_changes import ProposerChanges
 from engine_adapter.data_parallel.rank import Change, DataParallelRank, failure_of
 from engine_adapter.data_parallel.switching import Switching
-from engine_adapter.errors import EngineDead
-from engine_adapter.interface import Engine, EngineObserver
-from engine_adapter.parsing import Parsing, ParsingRequest
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import (
+from engine_adapter.seam.counts import NO_GRAMMARS, StepReport
+from engine_adapter.seam.errors import EngineDead
+from engine_adapter.seam.interface import Engine, EngineObserver
+from engine_adapter.seam.parsing import Parsing, ParsingRequest
+from engine_adapter.seam.types import (
     Delta,
     EngineInfo,
     GenerationRequest,
@@ -54,7 +54,7 @@ class _RankObserver:
 
 
 class DataParallelEngine:
-    """Several engines with the same configuration. See `engine_adapter.interface.Engine`.
+    """Several engines with the same configuration. See `engine_adapter.seam.interface.Engine`.
 
     Each sequence runs on one of them. A change is made at all that serve or at none; one that is
     dead gets it when it is back. The policies of each engine plan its own steps.

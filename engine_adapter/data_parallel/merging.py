@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine_adapter.types import ProposerInfo, ProposerState
+from engine_adapter.seam.types import ProposerInfo, ProposerState
 
 Shown = tuple[ProposerInfo, ...]
 

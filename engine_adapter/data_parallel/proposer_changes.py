@@ -7,10 +7,10 @@ from typing import Any
 from engine_adapter.data_parallel.changes import make
 from engine_adapter.data_parallel.merging import merged
 from engine_adapter.data_parallel.rank import Change, DataParallelRank
-from engine_adapter.errors import ProposerRefused
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import read_name
-from engine_adapter.types import ProposerInfo
+from engine_adapter.seam.errors import ProposerRefused
+from engine_adapter.seam.types import ProposerInfo
 
 
 class ProposerChanges:

@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from engine_adapter.errors import EngineDead, LoraRefused, ProposerRefused
-from engine_adapter.interface import Engine
+from engine_adapter.seam.errors import EngineDead, LoraRefused, ProposerRefused
+from engine_adapter.seam.interface import Engine
 
 log = structlog.get_logger(__name__)
 

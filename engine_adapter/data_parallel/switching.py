@@ -5,8 +5,8 @@ from functools import partial
 
 from engine_adapter.data_parallel.changes import make
 from engine_adapter.data_parallel.rank import Change, DataParallelRank
-from engine_adapter.interface import Engine
-from engine_adapter.types import NO_SWITCH, SpecDecodeParams, Switch
+from engine_adapter.seam.interface import Engine
+from engine_adapter.seam.types import NO_SWITCH, SpecDecodeParams, Switch
 
 
 class Switching:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine_adapter.errors import InvalidRequest
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import (
+from engine_adapter.seam.errors import InvalidRequest
+from engine_adapter.seam.types import (
     NONE,
     ConstraintKind,
     EngineInfo,

@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 
 
 class Detokenizer:

@@ -11,15 +11,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.config import EngineConfig, draft_capacity
-from engine_adapter.errors import (
-    EngineConfigError,
-    EngineDead,
-    EngineError,
-    EngineNotReady,
-    EngineStartError,
-    InvalidRequest,
-)
 from engine_adapter.fake.admission import check_method, check_request
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.lifetime import Lifetime
@@ -30,11 +21,20 @@ from engine_adapter.fake.planning import StepPlanning
 from engine_adapter.fake.sequence import FakeSequence, given_text, injected_fault
 from engine_adapter.fake.stepper import Stepper
 from engine_adapter.fake.vocabulary import Vocabulary, describe, load_vocabulary
-from engine_adapter.interface import EngineObserver
-from engine_adapter.lora_registry import LoraRegistry
-from engine_adapter.parsing import ParsingRequest
-from engine_adapter.proposer_registry import ProposerRegistry
-from engine_adapter.types import (
+from engine_adapter.registries.lora_registry import LoraRegistry
+from engine_adapter.registries.proposer_registry import ProposerRegistry
+from engine_adapter.seam.config import EngineConfig, draft_capacity
+from engine_adapter.seam.errors import (
+    EngineConfigError,
+    EngineDead,
+    EngineError,
+    EngineNotReady,
+    EngineStartError,
+    InvalidRequest,
+)
+from engine_adapter.seam.interface import EngineObserver
+from engine_adapter.seam.parsing import ParsingRequest
+from engine_adapter.seam.types import (
     NO_SWITCH,
     Delta,
     EngineInfo,

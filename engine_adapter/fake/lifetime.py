@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from engine_adapter.errors import EngineDead
+from engine_adapter.seam.errors import EngineDead
 
 log = structlog.get_logger(__name__)
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from engine_adapter.counts import ProposerCounts
 from engine_adapter.fake.sequence import FakeSequence
-from engine_adapter.metric_families import family
-from engine_adapter.types import NONE
+from engine_adapter.registries.metric_families import family
+from engine_adapter.seam.counts import ProposerCounts
+from engine_adapter.seam.types import NONE
 
 _LABELS = ("model_name", "engine")
 _SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)

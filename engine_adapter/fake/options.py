@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.errors import EngineConfigError
 
 _SETTING = "engine_args"
 CALLS = ("generate", "switch", "proposers", "load", "unload", "set_policy")

@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
-from engine_adapter.message_parts import (
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.message_parts import (
     AssistantMessage,
     CallArguments,
     CallBegin,
@@ -21,8 +21,8 @@ from engine_adapter.message_parts import (
     TextPiece,
     assemble,
 )
-from engine_adapter.parsing import CallConstraint, ParserFailure, ParsingRequest
-from engine_adapter.types import ConstraintKind, Delta, StructuredOutput
+from engine_adapter.seam.parsing import CallConstraint, ParserFailure, ParsingRequest
+from engine_adapter.seam.types import ConstraintKind, Delta, StructuredOutput
 
 TOOL_CALL_PARSERS = ("hermes",)
 REASONING_PARSERS = ("deepseek_r1",)

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.counts import PolicyStep
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.fake.sequence import FakeSequence
 from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepView
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
-from engine_adapter.policy_settings import PolicySettings
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import needs
-from engine_adapter.types import NONE, GenerationRequest, PolicyInfo
+from engine_adapter.registries.policy_settings import PolicySettings
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.counts import PolicyStep
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.types import NONE, GenerationRequest, PolicyInfo
 
 
 @dataclass(frozen=True, slots=True)

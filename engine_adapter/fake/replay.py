@@ -12,17 +12,17 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.counts import ProposerCounts, SpecStats
-from engine_adapter.errors import InvalidRequest
 from engine_adapter.fake.admission import check_request
 from engine_adapter.fake.detokenizer import Detokenizer
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.fake.tokens import draw
 from engine_adapter.fake.vocabulary import Vocabulary
-from engine_adapter.interface import EngineObserver
 from engine_adapter.policies.names import POLICY_NAMES
-from engine_adapter.types import (
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.counts import ProposerCounts, SpecStats
+from engine_adapter.seam.errors import InvalidRequest
+from engine_adapter.seam.interface import EngineObserver
+from engine_adapter.seam.types import (
     NONE,
     Delta,
     FinishReason,

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter.errors import InvalidRequest
 from engine_adapter.fake.tokens import draw
-from engine_adapter.text import cut
+from engine_adapter.seam.errors import InvalidRequest
+from engine_adapter.seam.text import cut
 
 _UNSUPPORTED = ("pattern", "not", "if", "contains", "allOf", "oneOf", "multipleOf", "prefixItems")
 _MAX_DEPTH = 32

@@ -5,14 +5,14 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine_adapter.counts import ProposerCounts, SpecStats
 from engine_adapter.fake.detokenizer import Detokenizer
 from engine_adapter.fake.options import FakeOptions
 from engine_adapter.fake.parsing import ChosenCalls
 from engine_adapter.fake.schema_text import instance_text
 from engine_adapter.fake.tokens import ScriptedSource, TokenSource, text_key, token_logprob
 from engine_adapter.fake.vocabulary import Vocabulary
-from engine_adapter.types import (
+from engine_adapter.seam.counts import ProposerCounts, SpecStats
+from engine_adapter.seam.types import (
     NONE,
     Delta,
     FinishReason,

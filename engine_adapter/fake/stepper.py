@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from engine_adapter.config import HangPolicy
-from engine_adapter.counts import ProposerCounts, StepKind, StepReport
-from engine_adapter.errors import EngineDead, EngineError
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import FakeOptions
 from engine_adapter.fake.planning import Fate, Row, StepPlanning
 from engine_adapter.fake.sequence import FakeSequence, InjectedFault
 from engine_adapter.fake.tokens import accepted_drafts
-from engine_adapter.interface import EngineObserver
-from engine_adapter.types import NONE
+from engine_adapter.seam.config import HangPolicy
+from engine_adapter.seam.counts import ProposerCounts, StepKind, StepReport
+from engine_adapter.seam.errors import EngineDead, EngineError
+from engine_adapter.seam.interface import EngineObserver
+from engine_adapter.seam.types import NONE
 
 
 class Stepper:

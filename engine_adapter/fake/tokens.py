@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence, Set
 
 from engine_adapter.fake.vocabulary import Vocabulary
-from engine_adapter.types import Alternative, TokenLogprob
+from engine_adapter.seam.types import Alternative, TokenLogprob
 
 _MASK = (1 << 64) - 1
 _CHARACTER_EVERY = 16

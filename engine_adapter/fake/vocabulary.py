@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.fake.options import FakeOptions
-from engine_adapter.types import EngineInfo
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.types import EngineInfo
 
 _DEFAULT_CONTEXT = 2048
 _CHARACTERS = ("é", "ß", "→", "漢", "語", "🙂")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 
 class RequestClass(IntEnum):

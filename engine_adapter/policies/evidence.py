@@ -11,7 +11,7 @@ from engine_adapter.policies.contract import DraftFate, RequestClass, RowView
 from engine_adapter.policies.live_requests import LiveRequests
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 PROVEN_DRAFTS = 12
 """Drafts after which a proposer's evidence counts; until then it is only probed."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from engine_adapter.policies.contract import RowView
 from engine_adapter.policies.evidence import Evidence
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 STALE_STEPS = 64
 """Steps after which the evidence on a proposer that is not in use is worth a probe."""

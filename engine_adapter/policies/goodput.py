@@ -14,7 +14,7 @@ from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.explore import Explorer, Probe
 from engine_adapter.policies.guard import Guard, GuardParameters
 from engine_adapter.policies.parameters import number
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 CHOICE_INTERVAL = 4
 """Steps between two choices for the same rows."""

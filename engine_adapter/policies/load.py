@@ -16,7 +16,7 @@ from typing import Any
 
 from engine_adapter.policies.contract import StepPlan, StepResult, StepView
 from engine_adapter.policies.parameters import PolicyError, check_number
-from engine_adapter.types import NONE, PLAIN, SpecMethod
+from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
 
 LEVELS = ("light", "heavy", "extreme")
 """The levels of load, in rising order."""

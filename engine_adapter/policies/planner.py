@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.counts import PolicyStep
 from engine_adapter.policies.catalog import POLICIES, PlanningPolicy, read_policy
 from engine_adapter.policies.contract import (
     DraftFate,
@@ -27,7 +26,8 @@ from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import MAX_SECONDS, OUTLIER
-from engine_adapter.types import NONE
+from engine_adapter.seam.counts import PolicyStep
+from engine_adapter.seam.types import NONE
 
 log = logging.getLogger(__name__)
 

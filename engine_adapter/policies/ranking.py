@@ -15,7 +15,7 @@ from engine_adapter.policies.contract import RequestClass, StepPlan, StepResult,
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.explore import Explorer
 from engine_adapter.policies.parameters import number
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.types import NONE, SpecMethod
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 
 
 class CascadeProposer:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
-from engine_adapter.text import clip, cut
+from engine_adapter.seam.text import clip, cut
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from engine_adapter.proposers.contract import (
     TargetSizes,
 )
 from engine_adapter.proposers.vocabulary_map import HETEROGENEOUS_VOCAB
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 
 TENSOR_PARALLEL_SIZE = "draft_tensor_parallel_size"
 """The option for the number of ranks that share each layer: 1, or the target's (the default)."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_adapter.proposers.contract import OptionError, ProposerSpec
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 
 MIN_CONFIDENCE = "min_confidence"
 """The option for the least confidence of a path; 0 ends no draft."""

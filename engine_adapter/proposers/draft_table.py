@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.staging import HostCopy, to_device
+from engine_adapter.proposers.staging import HostCopy, to_device
 
 
 class DraftTable:

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine_adapter.errors import EngineConfigError
-from engine_adapter.names import NAME
 from engine_adapter.proposers import (
     cascade,
     dflash,
@@ -26,7 +24,9 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
-from engine_adapter.text import clip, cut
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.names import NAME
+from engine_adapter.seam.text import clip, cut
 
 METHODS: tuple[ProposerMethod, ...] = (
     ngram.METHOD,

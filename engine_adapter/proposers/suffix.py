@@ -17,7 +17,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 
 if TYPE_CHECKING:
     from arctic_inference.suffix_decoding import SuffixDecodingCache

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from engine_adapter.config import DEFAULT_GRAMMAR_BYTES
-from engine_adapter.counts import CompiledGrammars
+from engine_adapter.seam.config import DEFAULT_GRAMMAR_BYTES
+from engine_adapter.seam.counts import CompiledGrammars
 from engine_adapter.vllm_engine import heap
 from engine_adapter.vllm_engine.learned_memory import LearnedMemory, Sections
 from engine_adapter.vllm_engine.mask_allowance import Allowance

@@ -8,8 +8,8 @@ import json
 from functools import cache
 from typing import Any
 
-from engine_adapter.schema_keywords import ANY_OBJECT
-from engine_adapter.types import ConstraintKind
+from engine_adapter.seam.schema_keywords import ANY_OBJECT
+from engine_adapter.seam.types import ConstraintKind
 
 _FORMATS = {
     ConstraintKind.REGEX: "regex",

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from engine_adapter.errors import EngineConfigError, EngineStartError
+from engine_adapter.seam.errors import EngineConfigError, EngineStartError
 
 _REFUSED = b"refused "
 _MAX_REFUSAL = 1500

@@ -14,8 +14,13 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from engine_adapter.config import DEFAULT_GRAMMAR_BYTES
-from engine_adapter.counts import (
+from engine_adapter.policies.contract import DraftFate
+from engine_adapter.policies.proposers import DraftTime, ProposerTraits
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.proposers.draft_options import min_confidence
+from engine_adapter.proposers.methods import get_method, needs
+from engine_adapter.seam.config import DEFAULT_GRAMMAR_BYTES
+from engine_adapter.seam.counts import (
     CompiledGrammars,
     PolicyStep,
     ProposerCounts,
@@ -23,12 +28,7 @@ from engine_adapter.counts import (
     StepKind,
     StepReport,
 )
-from engine_adapter.policies.contract import DraftFate
-from engine_adapter.policies.proposers import DraftTime, ProposerTraits
-from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_options import min_confidence
-from engine_adapter.proposers.methods import get_method, needs
-from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
+from engine_adapter.seam.types import SpecDecodeParams, SpecMethod, Switch
 
 KEY = "specgate"
 """The key of statistics in a dictionary of vLLM's."""

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from engine_adapter.cancellation import was_cancelled
-from engine_adapter.errors import EngineError
-from engine_adapter.factory import create_engine
+from engine_adapter.seam.cancellation import was_cancelled
+from engine_adapter.seam.errors import EngineError
+from engine_adapter.seam.factory import create_engine
 from server.app import create_app
 from server.commands import BAD_SETTING, FAILED, INTERRUPTED, print_error
 from server.commands.admin_client import Parser

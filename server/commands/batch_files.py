@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """The routes that a request of a batch can use."""

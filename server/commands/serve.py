@@ -15,7 +15,7 @@ from server.commands import BAD_SETTING, print_error
 from server.commands.certificate import load_certificate
 from server.commands.startup_display import StartupDisplay
 from server.commands.terminal import Terminal
-from server.control.audit import Audit
+from server.control.admin.audit import Audit
 from server.http import descriptors
 from server.http.direct import is_loopback
 from server.settings import Settings, flag

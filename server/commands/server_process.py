@@ -12,14 +12,14 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from engine_adapter.errors import EngineConfigError, EngineError
-from engine_adapter.factory import create_engine
-from engine_adapter.types import EngineInfo
+from engine_adapter.seam.errors import EngineConfigError, EngineError
+from engine_adapter.seam.factory import create_engine
+from engine_adapter.seam.types import EngineInfo
 from server.app import create_app
 from server.commands import BAD_SETTING, FAILED, print_error
 from server.commands.http_server import HttpServer
 from server.commands.startup_display import StartupDisplay
-from server.control.audit import Audit
+from server.control.admin.audit import Audit
 from server.http.connection import Connection
 from server.http.connections import Connections
 from server.http.tls import TlsServer

@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from engine_adapter.policies.names import AUTO, policy_name
-from engine_adapter.types import NONE, EngineInfo
+from engine_adapter.seam.types import NONE, EngineInfo
 from server import __version__
 from server.console import pages
 from server.http.direct import is_loopback

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from server.control.admission.limit_errors import KEY_LIMIT_CODES, LIMIT_CODES
 from server.http.headers import IGNORED_FIELDS, REQUEST_ID, SPEC_METHOD, UNENFORCED_KEYWORDS
-from server.limit_errors import KEY_LIMIT_CODES, LIMIT_CODES
 
 Answers = dict[int | str, dict[str, Any]]
 """Status -> answer, as FastAPI's `responses` has it."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_adapter.policies.names import AUTO, POLICY_NAMES
-from engine_adapter.text import cut
-from engine_adapter.types import NONE, EngineInfo, ProposerInfo, ProposerState
+from engine_adapter.seam.text import cut
+from engine_adapter.seam.types import NONE, EngineInfo, ProposerInfo, ProposerState
 
 PLAIN_SPELLINGS = frozenset({NONE, "disable"})
 """Names of plain decoding in the API, in lower case; `null` also means plain decoding."""

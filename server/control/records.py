@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from server.control.types import LoadOutcome, OnTimeout, PolicyOutcome, SwitchMode, SwitchOutcome
 
 

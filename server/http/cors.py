@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.errors import ApiError, error_response
 from server.http.auth import ADMIN_PATHS
 from server.http.headers import RESPONSE_HEADERS

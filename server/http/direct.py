@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from engine_adapter.text import cut
+from engine_adapter.seam.text import cut
 
 _DIRECT_HEADERS = frozenset(
     {

@@ -16,7 +16,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine_adapter.cancellation import was_cancelled
+from engine_adapter.seam.cancellation import was_cancelled
 from server.errors import (
     ApiError,
     ClientDisconnected,

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.control.key_limits import KeyLimits
-from server.control.key_turns import KeyTurns
+from server.control.admission.key_limits import KeyLimits
+from server.control.admission.key_turns import KeyTurns
+from server.control.admission.limit_errors import TooManyRequests
 from server.errors import ApiError, send_error
 from server.http.auth import key_name
-from server.limit_errors import TooManyRequests
 
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 """The paths whose POSTs have the engine generate."""

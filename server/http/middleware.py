@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine_adapter.cancellation import was_cancelled
+from engine_adapter.seam.cancellation import was_cancelled
 from server.console.pages import is_console_path
 from server.errors import cancellation_error, send_error, to_api_error
 from server.http.auth import key_name

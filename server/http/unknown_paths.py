@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 
 MAX_ROUTES = 6
 """The most routes that a message lists."""

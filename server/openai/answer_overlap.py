@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from engine_adapter.types import Delta
-from server.control.overlap import MAX_TOKENS, RunningOverlap, overlap
+from engine_adapter.seam.types import Delta
+from server.control.routing.overlap import MAX_TOKENS, RunningOverlap, overlap
 from server.rendering import Renderer
 from server.schema.messages import Message
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from engine_adapter.text import cut
-from engine_adapter.types import LoraAdapter
+from engine_adapter.seam.text import cut
+from engine_adapter.seam.types import LoraAdapter
 from server.errors import InvalidField
 from server.http.headers import IGNORED_FIELDS
 from server.openai.models import find_adapter

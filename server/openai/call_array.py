@@ -9,8 +9,8 @@ import re
 import uuid
 from collections.abc import Iterator
 
-from engine_adapter.errors import EngineError
-from engine_adapter.message_parts import CallArguments, CallBegin, Piece
+from engine_adapter.seam.errors import EngineError
+from engine_adapter.seam.message_parts import CallArguments, CallBegin, Piece
 
 _BEFORE_ARGUMENTS = re.compile(r'(?:\[|\},)\{"name":"([\w-]+)","parameters":\{')
 _END = "}]"

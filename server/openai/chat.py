@@ -10,8 +10,8 @@ from server.openai.output_limit import output_limit
 from server.openai.prompts import (
     chat_prompt,
     check_prompt,
-    most_prompt_chars,
     predicted_tokens,
+    prompt_text_limit,
     template_variables,
     truncated,
 )
@@ -31,8 +31,8 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
     check_logprobs(info, num_top, "top_logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
     max_tokens, param = _max_tokens(body)
-    most = most_prompt_chars(runtime, body)
-    whole = await chat_prompt(runtime.renderer, body.messages, body, most)
+    max_chars = prompt_text_limit(runtime, body)
+    whole = await chat_prompt(runtime.renderer, body.messages, body, max_chars)
     expected = max_tokens or runtime.settings.default_max_tokens
     prompt = truncated(body, info, whole, expected)
     check_prompt(info, prompt, "messages")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.types import Delta, FinishReason
 from server.http.event_stream import json_text
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import chat_logprobs

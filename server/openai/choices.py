@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_adapter.counts import SpecStats
-from engine_adapter.types import Delta, FinishReason, TokenLogprob
+from engine_adapter.seam.counts import SpecStats
+from engine_adapter.seam.types import Delta, FinishReason, TokenLogprob
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine_adapter.types import Delta, FinishReason, SamplingOptions, TokenLogprob
+from engine_adapter.seam.types import Delta, FinishReason, SamplingOptions, TokenLogprob
 from server.errors import InvalidField
 from server.openai.body_checks import check_body
 from server.openai.choices import ChoiceShape, ChoiceState
@@ -13,8 +13,8 @@ from server.openai.logprobs import CompletionLogprobs
 from server.openai.output_limit import output_limit
 from server.openai.prompts import (
     check_prompt,
-    most_prompt_chars,
     predicted_tokens,
+    prompt_text_limit,
     text_prompt,
     truncated,
 )
@@ -41,13 +41,13 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     if (choices := len(body.prompt) * (body.n or 1)) > MAX_PROMPTS:
         message = f"The number of prompts times n can be at most {MAX_PROMPTS}, not {choices}."
         raise InvalidField("n", message)
-    most_chars = most_prompt_chars(runtime, body)
+    max_chars = prompt_text_limit(runtime, body)
     if body.truncate_prompt_tokens is not None:
         texts = (prompt for prompt in body.prompt if isinstance(prompt, str))
-        check_chars(sum(map(len, texts)), most_chars, "prompt")
+        check_chars(sum(map(len, texts)), max_chars, "prompt")
     prompts: list[Sequence[int]] = []
     for given in body.prompt:
-        prompts.append(await _encode(runtime, body, given, most_chars))
+        prompts.append(await _encode(runtime, body, given, max_chars))
         await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
@@ -153,13 +153,13 @@ def _options(
 
 
 async def _encode(
-    runtime: Runtime, body: CompletionRequest, prompt: Prompt, most_chars: int
+    runtime: Runtime, body: CompletionRequest, prompt: Prompt, max_chars: int
 ) -> Sequence[int]:
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidField("prompt", "prompt must not be empty.")
         special = body.add_special_tokens
-        prompt = list(await text_prompt(runtime.renderer, prompt, special, most_chars))
+        prompt = list(await text_prompt(runtime.renderer, prompt, special, max_chars))
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     return truncated(body, runtime.info, prompt, max_tokens)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from server.control.selection import Selection
+from server.control.switching.selection import Selection
 from server.control.types import SelectedBy
 from server.openai.chat import prepare_chat
 from server.openai.completions import prepare_completion

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine_adapter.types import Alternative, TokenLogprob
+from engine_adapter.seam.types import Alternative, TokenLogprob
 
 LEAST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON does not have; vLLM uses the same value."""

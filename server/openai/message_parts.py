@@ -6,7 +6,7 @@ Each endpoint writes the same pieces in its own format: chunks of a chat, events
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from engine_adapter.message_parts import (
+from engine_adapter.seam.message_parts import (
     AssistantMessage,
     CallArguments,
     CallBegin,
@@ -16,7 +16,7 @@ from engine_adapter.message_parts import (
     ToolCall,
     assemble,
 )
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.types import Delta, FinishReason
 
 __all__ = (
     "AssistantMessage",

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from engine_adapter.text import clip
-from engine_adapter.types import LoraAdapter
+from engine_adapter.seam.text import clip
+from engine_adapter.seam.types import LoraAdapter
 from server.errors import NotFound
 from server.state import Runtime
 

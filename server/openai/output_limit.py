@@ -1,6 +1,6 @@
 """How many tokens a request may generate: its own limit, the server's default and its ceiling."""
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.errors import InvalidField
 from server.openai.prompts import check_max_tokens
 from server.state import Runtime

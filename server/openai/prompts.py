@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from engine_adapter.text import clip
-from engine_adapter.types import EngineInfo
+from engine_adapter.seam.text import clip
+from engine_adapter.seam.types import EngineInfo, SamplingOptions
 from server.errors import InvalidField
 from server.rendering import Renderer
 from server.schema.chat import ChatPromptFields
@@ -13,8 +13,11 @@ from server.schema.json_values import surrogate_path
 from server.schema.messages import Message
 from server.state import Runtime
 
-MOST_CHARS = 1_000_000
+MAX_CHARS = 1_000_000
 """The most characters of a text that may be longer than the context, if that holds no more."""
+
+MAX_PROMPT_PARTS = 2**22
+"""Tokens and log probabilities of prompts that an answer in one piece holds: 100 MB of JSON."""
 
 
 async def chat_prompt(
@@ -49,21 +52,21 @@ async def chat_prompt(
         raise InvalidField(path, f"{path} contains a lone surrogate.") from None
 
 
-def most_chars(renderer: Renderer, info: EngineInfo, *, is_bounded: bool) -> int:
+def text_limit(renderer: Renderer, info: EngineInfo, *, is_bounded: bool) -> int:
     """The most characters of a text that is tokenized: those of a context of the longest tokens.
 
     Args:
         is_bounded: the text must fit the context. One that need not, since its tokens are cut off
-            or only counted, may have `MOST_CHARS`, because all of it decides what is left.
+            or only counted, may have `MAX_CHARS`, because all of it decides what is left.
     """
     of_context = info.max_model_len * renderer.longest_token
-    return of_context if is_bounded else max(MOST_CHARS, of_context)
+    return of_context if is_bounded else max(MAX_CHARS, of_context)
 
 
-def most_prompt_chars(runtime: Runtime, body: GenerationBody) -> int:
-    """The most characters of a prompt; see `most_chars`."""
+def prompt_text_limit(runtime: Runtime, body: GenerationBody) -> int:
+    """The most characters of a prompt; see `text_limit`."""
     is_bounded = body.truncate_prompt_tokens is None
-    return most_chars(runtime.renderer, runtime.info, is_bounded=is_bounded)
+    return text_limit(runtime.renderer, runtime.info, is_bounded=is_bounded)
 
 
 def template_variables(fields: ChatPromptFields) -> dict[str, Any]:
@@ -120,7 +123,7 @@ async def predicted_tokens(
     tokens = await renderer.encode_text(
         prediction.text,
         param="prediction.content",
-        max_chars=most_chars(renderer, info, is_bounded=True),
+        max_chars=text_limit(renderer, info, is_bounded=True),
     )
     if len(tokens) > info.max_model_len:
         message = (
@@ -161,3 +164,27 @@ def check_max_tokens(info: EngineInfo, prompt_tokens: int, max_tokens: int, para
             f"{prompt_tokens}, so {param} can be at most {remaining}, not {clip(max_tokens)}."
         )
         raise InvalidField(param, message, "context_length_exceeded")
+
+
+def check_echo(
+    prompts: Sequence[Sequence[int]], n: int, options: SamplingOptions, *, echoes: bool
+) -> None:
+    """Raises `InvalidField` if an answer in one piece would hold too much of its prompts.
+
+    Args:
+        prompts: token ids.
+        n: choices per prompt; each of them holds its prompt.
+        options: of any of the prompts.
+        echoes: the choices begin with their prompts.
+    """
+    of_token = options.prompt_logprobs
+    if of_token is None and not echoes:
+        return
+    held = n * sum(map(len, prompts)) * (1 + (of_token or 0))
+    if held > MAX_PROMPT_PARTS:
+        param = "echo" if echoes else "prompt_logprobs"
+        message = (
+            f"{param}: the answer would hold {held} tokens and log probabilities of prompts; it "
+            f"can hold {MAX_PROMPT_PARTS}. Send fewer prompts, or `stream` true."
+        )
+        raise InvalidField(param, message)

@@ -3,8 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
-from engine_adapter.parsing import OutputParser, ParserFailure
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.parsing import OutputParser, ParserFailure
+from engine_adapter.seam.types import Delta, FinishReason
 from server.openai.call_array import CallArray, new_call_id
 from server.openai.message_parts import (
     AssistantMessage,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from engine_adapter.cancellation import was_cancelled
+from engine_adapter.seam.cancellation import was_cancelled
 from server.errors import ApiError, ClientDisconnected, cancellation_error, to_api_error
 from server.http.exchange import Exchange
 from server.openai.choices import ChoiceState

@@ -9,20 +9,21 @@ from typing import Any
 
 from starlette.types import Receive
 
-from engine_adapter.types import GenerationRequest, SamplingOptions
+from engine_adapter.seam.types import GenerationRequest, SamplingOptions
+from server.control.admission.request_cost import request_cost
+from server.control.admission.slots import Ticket
+from server.control.admission.waiting import check_constraints, wait_for_slot, waiting_limit
 from server.control.method_names import MethodRequest, SelectionError
-from server.control.overlap import RunningOverlap
-from server.control.router import NO_ROUTING, Routing
-from server.control.routing import Traits
-from server.control.selection import Selection, decides_itself, select
-from server.control.slots import Place
+from server.control.routing.overlap import RunningOverlap
+from server.control.routing.router import NO_ROUTING, Routing
+from server.control.routing.rules import Traits
+from server.control.switching.selection import Selection, decides_itself, select
 from server.errors import InvalidField
 from server.http.headers import SPEC_METHOD, UNENFORCED_KEYWORDS
 from server.openai.body_checks import CheckedBody, header_list
 from server.openai.choices import ChoiceShape
-from server.openai.demand import check_echo, demand
 from server.openai.method_request import method_request
-from server.openai.turn import check_constraints, turn, waiting_limit
+from server.openai.prompts import check_echo
 from server.schema.generation_body import GenerationBody
 from server.state import Runtime
 from server.time_limits import TimeLimit
@@ -136,7 +137,7 @@ class AdmittedRequest:
         created: Unix time in seconds.
         selection: the proposer that the request has, and why.
         engine_requests: one per choice; choice i of prompt p has the index p * n + i.
-        place: has started the first of them.
+        ticket: has started the first of them.
         num_prompt_tokens: the tokens of all prompts, each prompt counted once.
         measured: gets the overlap of the answers, for routing rules.
     """
@@ -146,7 +147,7 @@ class AdmittedRequest:
     prepared: PreparedRequest
     selection: Selection
     engine_requests: tuple[GenerationRequest, ...]
-    place: Place
+    ticket: Ticket
     num_prompt_tokens: int
     measured: tuple[RunningOverlap, ...] = ()
 
@@ -171,7 +172,7 @@ async def admitted(
     """Selects a request's spec method and admits it; it is in flight until the block ends.
 
     Its constraints are checked first. While the engine has no free slot, or a drain runs, the
-    request then waits for its turn. `receive` must be past the request's body, and `limit` is that
+    request then waits for a slot. `receive` must be past the request's body, and `limit` is that
     of the request.
 
     Raises:
@@ -187,33 +188,33 @@ async def admitted(
     if not answer.streams:
         echoes = prepared.shape.echoes_prompt
         check_echo(prepared.prompts, answer.n, prepared.options[0], echoes=echoes)
-    needed = demand(
+    cost = request_cost(
         origin.api_key, prepared.prompts, answer.n, prepared.options[0], answer.priority
     )
     adapter_used = runtime.lora_admin.used(prepared.checked.adapter)
     waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
     waited_s = 0.0
-    with runtime.admission.place(needed) as place, adapter_used:
+    with runtime.admission.ticket(cost) as ticket, adapter_used:
         all_constraints = (one.structured_output for one in prepared.options)
         if constraints := {one for one in all_constraints if one is not None}:
             choose(runtime, prepared, origin)
-            waited_s = await check_constraints(runtime, receive, constraints, place, waiting)
-        if place.start_now():
+            waited_s = await check_constraints(runtime, receive, constraints, ticket, waiting)
+        if ticket.start_now():
             runtime.admission.observe_wait(waited_s)
         else:
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)
-            runtime.admission.make_room(needed)
-            await turn(runtime, receive, place, waiting, waited_s)
+            runtime.admission.make_room(cost)
+            await wait_for_slot(runtime, receive, ticket, waiting, waited_s)
         # No `await` from here on: no drain may come in between.
-        request = _admit(runtime, prepared, origin, place)
+        request = _admit(runtime, prepared, origin, ticket)
         selection = request.selection
         with runtime.switcher.in_flight.track(selection.name, pinned=selection.params.pinned):
             yield request
 
 
 def _admit(
-    runtime: Runtime, prepared: PreparedRequest, origin: Origin, place: Place
+    runtime: Runtime, prepared: PreparedRequest, origin: Origin, ticket: Ticket
 ) -> AdmittedRequest:
     selection, routing = choose(runtime, prepared, origin)
     request_id = f"{prepared.id_prefix}{uuid.uuid4().hex}"
@@ -248,7 +249,7 @@ def _admit(
         prepared=prepared,
         selection=selection,
         engine_requests=engine_requests,
-        place=place,
+        ticket=ticket,
         num_prompt_tokens=sum(map(len, prepared.prompts)),
         measured=routing.measured,
     )

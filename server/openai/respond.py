@@ -9,14 +9,14 @@ from fastapi.responses import Response
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from engine_adapter.cancellation import was_cancelled
-from engine_adapter.types import Delta
-from server.control.slots import Place
+from engine_adapter.seam.cancellation import was_cancelled
+from engine_adapter.seam.types import Delta
+from server.control.admission.limit_errors import FirstTokenTimeout, RequestTimeout
+from server.control.admission.slots import Ticket
 from server.errors import ApiError
 from server.http.auth import key_name
 from server.http.event_stream import EventStream, until_disconnect
 from server.http.exchange import exchange_of
-from server.limit_errors import FirstTokenTimeout, RequestTimeout
 from server.openai.answer_overlap import measured
 from server.openai.choices import ChoiceState
 from server.openai.recording import Recording
@@ -159,7 +159,7 @@ async def stream_events(
 def _deltas(runtime: Runtime, request: AdmittedRequest) -> AsyncGenerator[tuple[int, Delta], None]:
     """(Index of the choice, delta) as the engine generates them."""
     streams = [runtime.engine.generate(r) for r in request.engine_requests]
-    merged = merge(streams, request.place, _first_token_limit(runtime))
+    merged = merge(streams, request.ticket, _first_token_limit(runtime))
     if not request.measured:
         return merged
     prompts = [r.prompt_token_ids for r in request.engine_requests]
@@ -167,7 +167,7 @@ def _deltas(runtime: Runtime, request: AdmittedRequest) -> AsyncGenerator[tuple[
 
 
 async def merge(
-    streams: Sequence[AsyncGenerator[T, None]], place: Place, limit: TimeLimit | None = None
+    streams: Sequence[AsyncGenerator[T, None]], ticket: Ticket, limit: TimeLimit | None = None
 ) -> AsyncGenerator[tuple[int, T], None]:
     """Yields (index of the stream, item) in order of arrival; closes all streams at its end.
 
@@ -175,7 +175,7 @@ async def merge(
     generator (`aclosing`), which aborts the streams.
 
     Args:
-        place: has started the first stream; each other one is run when its turn comes.
+        ticket: has started the first stream; each other one is run when its turn comes.
         limit: when the first item must have come.
     """
     if len(streams) == 1:
@@ -183,13 +183,13 @@ async def merge(
             async with within(limit):
                 first = await anext(only, None)
             if first is not None:
-                place.began(0)
+                ticket.prompt_read(0)
                 yield 0, first
             async for item in only:
                 yield 0, item
         return
     arrivals: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
-    running = asyncio.create_task(_run_all(streams, place, arrivals))
+    running = asyncio.create_task(_run_all(streams, ticket, arrivals))
     try:
         async with within(limit):
             arrival = await arrivals.get()
@@ -205,7 +205,7 @@ async def merge(
 
 async def _run_all(
     streams: Sequence[AsyncGenerator[T, None]],
-    place: Place,
+    ticket: Ticket,
     arrivals: asyncio.Queue[tuple[int, T] | BaseException | None],
 ) -> None:
     """Runs each stream when its turn comes; puts `None` when all have ended."""
@@ -214,8 +214,8 @@ async def _run_all(
     try:
         for index, stream in enumerate(streams):
             if index:
-                await place.start()
-            pumps.append(asyncio.create_task(_pump(index, stream, place, arrivals)))
+                await ticket.start()
+            pumps.append(asyncio.create_task(_pump(index, stream, ticket, arrivals)))
         await asyncio.wait(pumps)
     finally:
         for pump in pumps:
@@ -230,14 +230,14 @@ async def _run_all(
 async def _pump(
     index: int,
     stream: AsyncGenerator[T, None],
-    place: Place,
+    ticket: Ticket,
     arrivals: asyncio.Queue[tuple[int, T] | BaseException | None],
 ) -> None:
     try:
         async with aclosing(stream):
             async for item in stream:
                 arrivals.put_nowait((index, item))
-                place.began(index)
+                ticket.prompt_read(index)
                 break
             async for item in stream:
                 arrivals.put_nowait((index, item))
@@ -246,4 +246,4 @@ async def _pump(
             raise
         arrivals.put_nowait(error)
     finally:
-        place.ended(index)
+        ticket.ended(index)

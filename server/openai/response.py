@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine_adapter.types import Delta
+from engine_adapter.seam.types import Delta
 from server.errors import ApiError
 from server.http.event_stream import (
     DONE,

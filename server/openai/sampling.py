@@ -1,6 +1,6 @@
 """A body's sampling fields -> `SamplingOptions`."""
 
-from engine_adapter.types import EngineInfo, SamplingOptions, StructuredOutput
+from engine_adapter.seam.types import EngineInfo, SamplingOptions, StructuredOutput
 from server.errors import InvalidField
 from server.openai.prompts import check_token_ids
 from server.schema.generation_body import GenerationBody

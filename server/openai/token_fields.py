@@ -7,7 +7,7 @@ probabilities of the prompt's tokens. A chat has the prompt's once, a completion
 from collections.abc import Sequence
 from typing import Any
 
-from engine_adapter.types import Delta, TokenLogprob
+from engine_adapter.seam.types import Delta, TokenLogprob
 from server.openai.choices import ChoiceState
 from server.openai.logprobs import LEAST_LOGPROB
 from server.openai.request import PreparedRequest

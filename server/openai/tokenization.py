@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidField
-from server.openai.prompts import chat_prompt, check_token_ids, most_chars, text_prompt
+from server.openai.prompts import chat_prompt, check_token_ids, text_limit, text_prompt
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.schema.tools import check_tools
 from server.state import Runtime
@@ -31,8 +31,8 @@ async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt", "Send either prompt or messages.")
     renderer = runtime.renderer
-    most = most_chars(renderer, runtime.info, is_bounded=False)
+    max_chars = text_limit(renderer, runtime.info, is_bounded=False)
     if body.prompt is not None:
-        return await text_prompt(renderer, body.prompt, body.add_special_tokens, most)
+        return await text_prompt(renderer, body.prompt, body.add_special_tokens, max_chars)
     check_tools(body.tools or ())
-    return await chat_prompt(renderer, body.messages or (), body, most)
+    return await chat_prompt(renderer, body.messages or (), body, max_chars)

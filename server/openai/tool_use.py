@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from engine_adapter.parsing import (
+from engine_adapter.seam.parsing import (
     CallConstraint,
     NoCallGrammar,
     ParserFailure,
     Parsing,
     ParsingRequest,
 )
-from engine_adapter.types import SamplingOptions, StructuredOutput
+from engine_adapter.seam.types import SamplingOptions, StructuredOutput
 from server.errors import InvalidField
 from server.openai.message_parts import MessageReader, TextReader
 from server.openai.prompts import template_variables

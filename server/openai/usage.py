@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from engine_adapter.counts import ProposerCounts, SpecStats
+from engine_adapter.seam.counts import ProposerCounts, SpecStats
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 

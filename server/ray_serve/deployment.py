@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from ray import serve
 from starlette.types import ASGIApp
 
-from engine_adapter.factory import create_engine
+from engine_adapter.seam.factory import create_engine
 from server.app import create_app
 from server.commands.serve import open_audit
 from server.http.this_machine import OnlyThisMachine

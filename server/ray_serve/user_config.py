@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.control.types import DRAIN_TIMEOUT_S, MAX_DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
 from server.fleet.replica import Order, Way
 

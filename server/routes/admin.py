@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request
 
-from engine_adapter.types import ProposerInfo
+from engine_adapter.seam.types import ProposerInfo
 from server.contract.answers import answers
 from server.control.records import SwitchResult
-from server.control.refusals import REFUSALS, to_refusal
+from server.control.switching.refusals import REFUSALS, to_refusal
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
 from server.http.exchange import exchange_of

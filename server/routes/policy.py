@@ -4,8 +4,8 @@ from fastapi import APIRouter, Request
 
 from engine_adapter.policies.parameters import PolicyError
 from server.contract.answers import answers
-from server.control.policy_admin import for_people
-from server.control.rule_reader import RuleError
+from server.control.admin.policy_admin import for_people
+from server.control.routing.rule_reader import RuleError
 from server.errors import InvalidField
 from server.http.auth import caller
 from server.openai.explain import explain as explain_request

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from engine_adapter.errors import EngineDead
-from engine_adapter.names import NAME
+from engine_adapter.seam.errors import EngineDead
+from engine_adapter.seam.names import NAME
 from server.control.method_names import MethodRequest
 from server.control.records import Drain, PolicyStatus, ProposerRecord, SwitchRecord
 from server.control.types import (

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.errors import InvalidField
 from server.schema.identifiers import check_lengths
 from server.text import did_you_mean, is_unicode

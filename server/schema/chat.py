@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import MAX_FIELDS
 from server.schema.generation_body import MAX_INT, GenerationBody

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.schema.base import check_unicode
 from server.schema.bounds import MAX_GRAMMAR_CHARS
 from server.schema.structured import Choice, Grammar, Regex, schema_constraint

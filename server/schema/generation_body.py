@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from engine_adapter.text import clip
-from engine_adapter.types import StructuredOutput
+from engine_adapter.seam.text import clip
+from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Body, Strict, check_unicode
 from server.schema.bounds import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.errors import InvalidField
 from server.schema.bounds import too_many
 from server.text import TOO_LONG

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.schema.bounds import MAX_INPUT_ITEMS, MAX_PARTS
 from server.schema.identifiers import Id, ItemId
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.errors import InvalidField
 from server.schema.base import Strict
 from server.schema.chat import ReasoningEffort, TemplateVariables

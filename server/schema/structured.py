@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, Field
 
-from engine_adapter.schema_keywords import MAX_ITEMS, num_items, relax
-from engine_adapter.text import clip, cut
-from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.seam.schema_keywords import MAX_ITEMS, num_items, relax
+from engine_adapter.seam.text import clip, cut
+from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, check_unicode
 from server.schema.bounds import (

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from engine_adapter.schema_keywords import ANY_OBJECT
-from engine_adapter.text import clip
-from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.seam.schema_keywords import ANY_OBJECT
+from engine_adapter.seam.text import clip
+from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, UnicodeText
 from server.schema.bounds import MAX_SCHEMA_CHARS, MAX_TOOL_NESTING, check_schema, too_many

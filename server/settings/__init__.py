@@ -12,16 +12,16 @@ from typing import Any, Literal, Self
 
 from pydantic import ByteSize, Field, PrivateAttr, model_validator
 
-from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig, draft_capacity
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.policies.names import AUTO
 from engine_adapter.policies.parameters import PolicyError
-from engine_adapter.types import NONE, ProposerInfo, SpecMethod
+from engine_adapter.seam.config import RESERVED_ARGUMENTS, EngineConfig, draft_capacity
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.types import NONE, ProposerInfo, SpecMethod
+from server.control.admin.policy_reader import read_policies
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
-from server.control.policy_reader import read_policies
-from server.control.routing import Rule
-from server.control.rule_reader import RuleError, read_rules
-from server.control.selection import resolve
+from server.control.routing.rule_reader import RuleError, read_rules
+from server.control.routing.rules import Rule
+from server.control.switching.selection import resolve
 from server.settings.access_settings import NEVER_EMPTY, AccessSettings
 from server.settings.demo import demo_settings
 from server.settings.engine_arguments import EngineArguments

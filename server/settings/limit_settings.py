@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ByteSize, Field
 
-from engine_adapter.config import DEFAULT_GRAMMAR_BYTES
+from engine_adapter.seam.config import DEFAULT_GRAMMAR_BYTES
 from server.settings.types import Count, PositiveSeconds, Seconds
 
 

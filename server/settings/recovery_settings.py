@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from engine_adapter.config import HangPolicy, RestartPolicy
+from engine_adapter.seam.config import HangPolicy, RestartPolicy
 from server.settings.types import PositiveSeconds, Seconds
 
 

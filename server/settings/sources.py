@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from engine_adapter.proposers.checkpoint import CheckpointError
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.settings import Settings, flag
 from server.settings.access_settings import NEVER_EMPTY, SECRET_SETTINGS, AccessSettings
 from server.settings.engine_arguments import EngineArguments

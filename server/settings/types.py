@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretBytes
 
-from engine_adapter.errors import EngineConfigError
-from engine_adapter.names import NAME
 from engine_adapter.proposers import methods
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.names import NAME
 
 
 class SettingError(ValueError):

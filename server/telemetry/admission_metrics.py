@@ -15,8 +15,8 @@ The share of the memory for compiled formats that is in use, and how many there 
 
 from typing import Protocol
 
-from engine_adapter.counts import CompiledGrammars
-from server.limit_errors import LIMIT_CODES
+from engine_adapter.seam.counts import CompiledGrammars
+from server.control.admission.limit_errors import LIMIT_CODES
 from server.telemetry.metric_maker import MetricMaker
 
 _BUCKETS = (

@@ -6,8 +6,8 @@ It holds figures and names, never a prompt or an answer.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine_adapter.counts import ProposerCounts
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.counts import ProposerCounts
+from engine_adapter.seam.types import SamplingOptions
 
 
 @dataclass(frozen=True, slots=True)

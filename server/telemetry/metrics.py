@@ -76,9 +76,9 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.counts import NO_GRAMMARS, ProposerCounts, StepReport
 from engine_adapter.policies.names import POLICY_NAMES
-from engine_adapter.types import NONE
+from engine_adapter.seam.counts import NO_GRAMMARS, ProposerCounts, StepReport
+from engine_adapter.seam.types import NONE
 from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
 from server.telemetry.admission_metrics import AdmissionMetrics
 from server.telemetry.connection_metrics import ConnectionMetrics

@@ -6,9 +6,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from engine_adapter.counts import PolicyStep
 from engine_adapter.policies.names import POLICY_NAMES
-from engine_adapter.types import NONE
+from engine_adapter.seam.counts import PolicyStep
+from engine_adapter.seam.types import NONE
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.rolling_stats import WINDOW_S
 

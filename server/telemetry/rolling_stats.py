@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine_adapter.counts import ProposerCounts
+from engine_adapter.seam.counts import ProposerCounts
 
 WINDOW_S = 60
 """The length of the window, in seconds."""

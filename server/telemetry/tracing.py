@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from starlette.types import Scope
 
-from engine_adapter.text import cut
+from engine_adapter.seam.text import cut
 from server import __version__
 from server.telemetry.spans import ServerSpan
 

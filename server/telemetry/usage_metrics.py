@@ -14,7 +14,7 @@ Requests by key in the last day:
 
 from collections.abc import Iterable
 
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 from server.telemetry.generation import Generation
 from server.telemetry.metric_maker import MetricMaker
 

@@ -11,7 +11,7 @@ from benchmarks.timeline import Timeline
 from benchmarks.workload import Request
 from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 
 NGRAM = ProposerSpec("look", "ngram", 5, None, {"prompt_lookup_min": 2, "prompt_lookup_max": 5})
 HEADS = ProposerSpec("heads", "mlp_speculator", 3, "folder/heads", draft_options.OPTIONS)

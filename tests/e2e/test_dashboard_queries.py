@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine_adapter.config import RESERVED_ARGUMENTS
+from engine_adapter.seam.config import RESERVED_ARGUMENTS
 from tests.deploy.prometheus.rules import RECORDS, rules
 from tests.deploy.prometheus.selectors import Series, missing, selectors, series
 from tests.e2e.served import MODEL, Served

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from engine_adapter.fake.engine import FakeEngine
-from engine_adapter.types import GenerationRequest
+from engine_adapter.seam.types import GenerationRequest
 from tests.server.contract.contract import check_response
 from tests.server.gateway import BASE_URL, Gateway, build, record_requests
 from tests.server.threaded import ADMIN_KEY, ThreadedServer

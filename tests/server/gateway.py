@@ -12,13 +12,13 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.counts import SpecStats
-from engine_adapter.factory import create_engine
 from engine_adapter.fake.engine import FakeEngine
-from engine_adapter.interface import Engine
-from engine_adapter.types import Delta, FinishReason, GenerationRequest
+from engine_adapter.seam.counts import SpecStats
+from engine_adapter.seam.factory import create_engine
+from engine_adapter.seam.interface import Engine
+from engine_adapter.seam.types import Delta, FinishReason, GenerationRequest
 from server.app import create_app
-from server.control.audit import Audit
+from server.control.admin.audit import Audit
 from server.lifespan import StartupCallbacks
 from server.settings import Settings
 from server.state import AppState, Runtime

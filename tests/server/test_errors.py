@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import (
+from engine_adapter.seam.errors import (
     EngineConfigError,
     EngineDead,
     EngineFull,
@@ -13,7 +13,7 @@ from engine_adapter.errors import (
     EngineStartError,
     InvalidRequest,
 )
-from engine_adapter.text import MAX_ECHO, clip
+from engine_adapter.seam.text import MAX_ECHO, clip
 from server.body_faults import MAX_BODY_LEVELS
 from server.errors import ApiError, Unavailable, error_body, error_response, to_api_error
 from server.text import did_you_mean

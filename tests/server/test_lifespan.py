@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError, EngineStartError
-from engine_adapter.types import EngineInfo
-from server.control.errors import DrainStopped
+from engine_adapter.seam.errors import EngineConfigError, EngineStartError
+from engine_adapter.seam.types import EngineInfo
 from server.control.method_names import MethodRequest
+from server.control.switching.errors import DrainStopped
 from server.lifespan import StartupCallbacks
 from server.state import AppState
 from tests.server.gateway import build

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from server.limit_errors import RequestTimeout
+from server.control.admission.limit_errors import RequestTimeout
 from server.time_limits import TimeLimit, within
 
 

@@ -10,7 +10,7 @@ from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError
 from engine_adapter.proposers.contract import Target
 from engine_adapter.proposers.draft_table import DraftTable
 from engine_adapter.proposers.medusa.layout import Layout
-from engine_adapter.staging import fill
+from engine_adapter.proposers.staging import fill
 
 
 class MedusaHeads:

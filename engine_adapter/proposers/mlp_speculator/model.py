@@ -12,7 +12,7 @@ from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import Target
 from engine_adapter.proposers.draft_table import DraftTable
 from engine_adapter.proposers.mlp_speculator.layout import Layout
-from engine_adapter.staging import fill, to_device
+from engine_adapter.proposers.staging import fill, to_device
 
 EPS = 1e-6
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from engine_adapter.counts import NO_GRAMMARS, CompiledGrammars, PolicyStep, StepKind
 from engine_adapter.policies.contract import RequestClass
 from engine_adapter.policies.planner import PlanNotes
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.counts import NO_GRAMMARS, CompiledGrammars, PolicyStep, StepKind
+from engine_adapter.seam.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import KEY, NUM_TOTALS, DraftReport
 
 EMITTED = 3

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from engine_adapter.counts import NO_GRAMMARS, CompiledGrammars, StepKind
 from engine_adapter.policies.contract import (
     NO_PLAN,
     DraftFate,
@@ -22,7 +21,8 @@ from engine_adapter.policies.contract import (
     StepView,
 )
 from engine_adapter.policies.planner import Planner, StepOutcome
-from engine_adapter.types import NO_SWITCH, NONE, SpecDecodeParams, Switch
+from engine_adapter.seam.counts import NO_GRAMMARS, CompiledGrammars, StepKind
+from engine_adapter.seam.types import NO_SWITCH, NONE, SpecDecodeParams, Switch
 from engine_adapter.vllm_engine.core.counting import (
     EMITTED,
     PlannedDrafts,

@@ -7,9 +7,9 @@ takes its own, so that their sum over all proposers is vLLM's count.
 from collections.abc import Iterable
 from typing import Any
 
-from engine_adapter.counts import StepKind
 from engine_adapter.policies.contract import RequestClass
 from engine_adapter.policies.planner import Planner
+from engine_adapter.seam.counts import StepKind
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.compiled_grammars import process_store
 from engine_adapter.vllm_engine.core.constrained import (

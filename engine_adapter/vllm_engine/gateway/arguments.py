@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter import lora_registry
-from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.methods import get_method
+from engine_adapter.registries import lora_registry
+from engine_adapter.seam.config import RESERVED_ARGUMENTS, EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import model_runner, placement, ray_backend
 from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.parsing import CallConstraint, NoCallGrammar
-from engine_adapter.schema_keywords import ANY_OBJECT
-from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.parsing import CallConstraint, NoCallGrammar
+from engine_adapter.seam.schema_keywords import ANY_OBJECT
+from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.arguments import structured_outputs_config
 from engine_adapter.vllm_engine.gateway.call_grammar import call_begins, call_grammar

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from engine_adapter.parsing import NoCallGrammar
+from engine_adapter.seam.parsing import NoCallGrammar
 
 Node = Mapping[str, Any]
 """A part of a structural tag, as JSON has it; `type` says which."""

@@ -16,15 +16,15 @@ from functools import lru_cache
 
 import structlog
 
-from engine_adapter.config import DEFAULT_GRAMMAR_BYTES, EngineConfig
-from engine_adapter.errors import (
+from engine_adapter.seam.config import DEFAULT_GRAMMAR_BYTES, EngineConfig
+from engine_adapter.seam.errors import (
     CONSTRAINT_TOO_COMPLEX,
     EngineError,
     EngineStartError,
     InvalidRequest,
 )
-from engine_adapter.text import cut
-from engine_adapter.types import StructuredOutput
+from engine_adapter.seam.text import cut
+from engine_adapter.seam.types import StructuredOutput
 from engine_adapter.vllm_engine.compiled_grammars import too_large
 from engine_adapter.vllm_engine.gateway.constraint_process import (
     Answer,

@@ -11,8 +11,8 @@ from typing import Any
 
 import structlog
 
-from engine_adapter.errors import EngineStartError
-from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.seam.errors import EngineStartError
+from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine.gateway.constraint_worker import encode_frame
 from engine_adapter.vllm_engine.grammars import BACKEND, choices_text
 

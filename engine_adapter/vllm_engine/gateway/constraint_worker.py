@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine_adapter.types import ConstraintKind
+from engine_adapter.seam.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
 from engine_adapter.vllm_engine.heap import allocated_bytes
 from engine_adapter.vllm_engine.panics import panics_as_errors

@@ -8,17 +8,17 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.cancellation import was_cancelled
-from engine_adapter.config import EngineConfig, draft_capacity
-from engine_adapter.counts import StepReport
-from engine_adapter.errors import EngineDead, EngineError, EngineFull, EngineNotReady
-from engine_adapter.interface import EngineObserver
-from engine_adapter.lora_registry import LoraRegistry
-from engine_adapter.parsing import ParsingRequest
-from engine_adapter.policy_settings import PolicySettings
-from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
-from engine_adapter.types import (
+from engine_adapter.registries.lora_registry import LoraRegistry
+from engine_adapter.registries.policy_settings import PolicySettings
+from engine_adapter.registries.proposer_registry import ProposerRegistry
+from engine_adapter.seam.cancellation import was_cancelled
+from engine_adapter.seam.config import EngineConfig, draft_capacity
+from engine_adapter.seam.counts import StepReport
+from engine_adapter.seam.errors import EngineDead, EngineError, EngineFull, EngineNotReady
+from engine_adapter.seam.interface import EngineObserver
+from engine_adapter.seam.parsing import ParsingRequest
+from engine_adapter.seam.types import (
     NO_SWITCH,
     Delta,
     EngineInfo,
@@ -50,7 +50,7 @@ from engine_adapter.vllm_engine.wire import switch_to_wire
 
 
 class VllmEngine:
-    """vLLM with the configured proposers. See `engine_adapter.interface.Engine`.
+    """vLLM with the configured proposers. See `engine_adapter.seam.interface.Engine`.
 
     A process that dies is replaced as `config.restart` says, and `_adopt` gives it the old state.
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine_adapter.config import HangPolicy
+from engine_adapter.seam.config import HangPolicy
 from engine_adapter.vllm_engine.gateway.process_tree import Sight
 
 TICK_S = 1.0

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from engine_adapter.errors import (
+from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
+from engine_adapter.proposers.methods import get_method
+from engine_adapter.registries.proposer_registry import ProposerRegistry
+from engine_adapter.seam.errors import (
     EngineConfigError,
     EngineDead,
     EngineError,
     ProposerRefused,
 )
-from engine_adapter.proposer_registry import ProposerRegistry
-from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
-from engine_adapter.proposers.methods import get_method
-from engine_adapter.types import ProposerInfo
+from engine_adapter.seam.types import ProposerInfo
 from engine_adapter.vllm_engine.wire import LoadState, proposer_traits
 
 _POLL_S = 0.05

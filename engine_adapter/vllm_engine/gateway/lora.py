@@ -2,9 +2,9 @@
 
 import logging
 
-from engine_adapter.errors import EngineConfigError
-from engine_adapter.lora_registry import LoraRegistry
-from engine_adapter.types import LoraAdapter
+from engine_adapter.registries.lora_registry import LoraRegistry
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.types import LoraAdapter
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
 from engine_adapter.vllm_engine.gateway.translation import lora_request
 

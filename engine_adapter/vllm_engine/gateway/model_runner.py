@@ -7,7 +7,7 @@ names V2 for all processes of an engine (`arguments.prepare_environment`).
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"

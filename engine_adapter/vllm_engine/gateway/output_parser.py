@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine_adapter.message_parts import (
+from engine_adapter.seam.message_parts import (
     AssistantMessage,
     CallArguments,
     CallBegin,
@@ -14,8 +14,8 @@ from engine_adapter.message_parts import (
     ToolCall,
     assemble,
 )
-from engine_adapter.parsing import ParserFailure
-from engine_adapter.types import Delta
+from engine_adapter.seam.parsing import ParserFailure
+from engine_adapter.seam.types import Delta
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.parser_calls import ParserCalls, ParserFailed
 

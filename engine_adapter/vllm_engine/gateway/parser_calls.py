@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
-from engine_adapter.parsing import ParserFailure
+from engine_adapter.seam.parsing import ParserFailure
 from engine_adapter.vllm_engine.patches.log_filters import taken_parser_errors
 
 BURST_S = 0.5

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
-from engine_adapter.parsing import CallConstraint, ParsingRequest
-from engine_adapter.types import StructuredOutput
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.parsing import CallConstraint, ParsingRequest
+from engine_adapter.seam.types import StructuredOutput
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.arguments import tokenizer_source
 from engine_adapter.vllm_engine.gateway.call_constraint import CallConstraints

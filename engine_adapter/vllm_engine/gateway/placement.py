@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from itertools import groupby, pairwise
 from typing import Any
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 
 THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"

@@ -7,8 +7,6 @@ from typing import Any
 
 import structlog
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.contract import OptionError, ProposerSpec, TargetSizes
 from engine_adapter.proposers.methods import get_method
 from engine_adapter.proposers.vocabulary_map import (
@@ -16,6 +14,8 @@ from engine_adapter.proposers.vocabulary_map import (
     load_tokenizer,
     map_vocabularies,
 )
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat, state_layers
 from engine_adapter.vllm_engine.gateway.arguments import tokenizer_source
 from engine_adapter.vllm_engine.gateway.proven_models import is_proven

@@ -12,9 +12,9 @@ from typing import Any
 
 import structlog
 
-from engine_adapter.cancellation import was_cancelled
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError, EngineDead, EngineStartError
+from engine_adapter.seam.cancellation import was_cancelled
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError, EngineDead, EngineStartError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments, placement, preflight, ray_backend
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
 

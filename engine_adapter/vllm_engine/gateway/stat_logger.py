@@ -11,8 +11,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from engine_adapter.counts import StepReport
-from engine_adapter.metric_families import family
+from engine_adapter.registries.metric_families import family
+from engine_adapter.seam.counts import StepReport
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import KEY, decode_step
 

@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from engine_adapter.config import RestartPolicy
-from engine_adapter.errors import EngineDead, EngineError, EngineNotReady
+from engine_adapter.seam.config import RestartPolicy
+from engine_adapter.seam.errors import EngineDead, EngineError, EngineNotReady
 
 log = structlog.get_logger(__name__)
 

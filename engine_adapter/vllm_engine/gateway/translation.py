@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from engine_adapter.errors import (
+from engine_adapter.seam.errors import (
     CONSTRAINT_TOO_COMPLEX,
     EngineDead,
     EngineError,
     EngineFull,
     InvalidRequest,
 )
-from engine_adapter.text import cut
-from engine_adapter.types import (
+from engine_adapter.seam.text import cut
+from engine_adapter.seam.types import (
     Alternative,
     ConstraintKind,
     Delta,

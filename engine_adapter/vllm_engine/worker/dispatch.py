@@ -21,7 +21,7 @@ from engine_adapter.policies.contract import StepPlan
 from engine_adapter.policies.proposers import DraftTime
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport, without_kv
 from engine_adapter.vllm_engine.worker.cuts import cut_drafts
 from engine_adapter.vllm_engine.worker.draft_batches import DraftBatchBuilder

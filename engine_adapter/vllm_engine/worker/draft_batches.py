@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.proposers.contract import Capabilities
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine.wire import from_extra_args
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.target import TargetStep

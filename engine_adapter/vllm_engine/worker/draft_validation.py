@@ -25,7 +25,7 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.draft_table import DraftRow, on_device
-from engine_adapter.staging import HostCopy, joined
+from engine_adapter.proposers.staging import HostCopy, joined
 
 _MAX_DESCRIPTION = 300
 _SUM_TOLERANCE = 1e-3

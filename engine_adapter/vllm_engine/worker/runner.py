@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch
-from engine_adapter.staging import HostCopy
+from engine_adapter.proposers.staging import HostCopy
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_init_speculator, patch_sampler
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise

@@ -19,7 +19,7 @@ import torch
 
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.draft_table import DraftRow, DraftTable
-from engine_adapter.staging import HostCopy, to_device
+from engine_adapter.proposers.staging import HostCopy, to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import share_drafts, share_lengths

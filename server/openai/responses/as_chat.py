@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.errors import InvalidField
 from server.openai.responses.conversation import Message
 from server.openai.responses.field_names import validation_error

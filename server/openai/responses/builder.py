@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.types import Delta, FinishReason
 from server.errors import ApiError
 from server.http.event_stream import json_text
 from server.openai.choices import ChoiceState

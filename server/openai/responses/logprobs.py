@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine_adapter.types import TokenLogprob
+from engine_adapter.seam.types import TokenLogprob
 from server.openai.logprobs import chat_logprobs
 from server.openai.responses.input_items import Item
 

@@ -7,7 +7,7 @@ the last one can be incomplete.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine_adapter.types import TokenLogprob
+from engine_adapter.seam.types import TokenLogprob
 from server.openai.message_parts import (
     AssistantMessage,
     CallArguments,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from json import loads
 from typing import Any
 
-from engine_adapter.text import clip
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.text import clip
+from engine_adapter.seam.types import SamplingOptions
 from server.errors import ApiError, InvalidField
 from server.openai.chat import prepare_chat
 from server.openai.chat_shape import ChatShape

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 from server.schema.base import Strict
 from server.schema.responses import Reasoning, ResponsesRequest
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from engine_adapter.text import clip
+from engine_adapter.seam.text import clip
 from server.errors import InvalidField, NotFound
 from server.openai.responses.input_items import Item
 from server.openai.responses.prepare import retention

@@ -12,8 +12,8 @@ from benchmarks.gpu_check import engine_stage
 from benchmarks.gpu_check.engine_stage import EngineCheck, Observer
 from benchmarks.gpu_check.plan import EngineTask
 from benchmarks.gpu_check.prompts import Tokens, first_difference
-from engine_adapter.counts import ProposerCounts, StepKind, StepReport
-from engine_adapter.types import Alternative, Delta, GenerationRequest, Switch, TokenLogprob
+from engine_adapter.seam.counts import ProposerCounts, StepKind, StepReport
+from engine_adapter.seam.types import Alternative, Delta, GenerationRequest, Switch, TokenLogprob
 
 PROMPTS: list[Tokens] = [(1, 2), (3, 4, 5)]
 LENGTH = 40

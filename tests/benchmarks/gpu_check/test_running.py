@@ -66,7 +66,7 @@ def test_the_reason_of_a_crash_is_the_error_of_vllms_process(tmp_path: Path) -> 
         "(EngineCore pid=7) ERROR 11-23 02:38:18 [core.py:1510] Traceback",
         "(EngineCore pid=7) ERROR 11-23 02:38:18 [core.py:1510] ValueError: Free memory is less",
         "AssertionError: a failure at the end of a process, which is not the cause",
-        "engine_adapter.errors.EngineStartError: vLLM did not start: see root cause above",
+        "engine_adapter.seam.errors.EngineStartError: vLLM did not start: see root cause above",
     ]
     done = run_stage(stage(tmp_path, f"print({chr(10).join(lines)!r})\nsys.exit(1)"), tmp_path)
     assert done.reason == "exit status 1, without a result: ValueError: Free memory is less"

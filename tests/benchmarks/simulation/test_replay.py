@@ -15,7 +15,7 @@ from benchmarks.simulation.replay import ReplayPlan, replay
 from benchmarks.simulation.result import switches
 from benchmarks.simulation.trace import Trace, TraceError, load_trace, save_trace
 from benchmarks.simulation.workloads import WORKLOADS
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.benchmarks.simulation.synthetic import PROPOSERS, synthetic_trace
 
 RECORDED = Path(__file__).parents[1] / "data" / "demo-trace.json.gz"

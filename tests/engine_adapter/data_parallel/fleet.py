@@ -8,14 +8,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
 from engine_adapter.data_parallel.engine import DataParallelEngine
-from engine_adapter.factory import create_engine
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.fake.sequence import FakeSequence
-from engine_adapter.interface import Engine, EngineObserver
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import Delta, GenerationRequest, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.factory import create_engine
+from engine_adapter.seam.interface import Engine, EngineObserver
+from engine_adapter.seam.types import Delta, GenerationRequest, SpecMethod
 from tests.engine_adapter.fake.harness import Reports, make_request
 from tests.server.gateway import eventually
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError, InvalidRequest, LoraRefused
+from engine_adapter.seam.errors import EngineConfigError, InvalidRequest, LoraRefused
 from tests.engine_adapter.data_parallel.conftest import StartFleet
 from tests.engine_adapter.data_parallel.fleet import (
     ENDLESS,

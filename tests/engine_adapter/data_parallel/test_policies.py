@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineError
 from engine_adapter.policies.parameters import PolicyError
+from engine_adapter.seam.errors import EngineError
 from tests.engine_adapter.data_parallel.conftest import StartFleet
 from tests.engine_adapter.data_parallel.fleet import Fleet, back, fails_once, kills
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.errors import EngineConfigError, EngineDead, ProposerRefused
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.errors import EngineConfigError, EngineDead, ProposerRefused
+from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.data_parallel.conftest import StartFleet
 from tests.engine_adapter.data_parallel.fleet import back, end, fails_once, kills
 from tests.engine_adapter.fake.harness import make_request

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from engine_adapter.errors import EngineDead, EngineNotReady, EngineStartError
-from engine_adapter.types import ConstraintKind, SpecMethod, StructuredOutput
+from engine_adapter.seam.errors import EngineDead, EngineNotReady, EngineStartError
+from engine_adapter.seam.types import ConstraintKind, SpecMethod, StructuredOutput
 from tests.engine_adapter.data_parallel.conftest import StartFleet
 from tests.engine_adapter.data_parallel.fleet import ENDLESS, SLOW, build
 from tests.engine_adapter.fake.harness import make_request, text

@@ -7,14 +7,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
-from engine_adapter.counts import CompiledGrammars, PolicyStep, StepKind, StepReport
 from engine_adapter.data_parallel.engine import DataParallelEngine
 from engine_adapter.data_parallel.merging import MergedProposers, merged
 from engine_adapter.data_parallel.proposer_changes import fields_of
-from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_spec
-from engine_adapter.types import ProposerInfo, ProposerState, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.counts import CompiledGrammars, PolicyStep, StepKind, StepReport
+from engine_adapter.seam.factory import create_engine
+from engine_adapter.seam.types import ProposerInfo, ProposerState, SpecMethod
 from tests.engine_adapter.data_parallel.conftest import StartFleet
 from tests.engine_adapter.data_parallel.fleet import Fleet
 from tests.engine_adapter.fake.harness import Reports, make_request

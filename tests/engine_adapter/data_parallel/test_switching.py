@@ -3,8 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.errors import EngineDead, EngineError
-from engine_adapter.types import SpecMethod, Switch
+from engine_adapter.seam.errors import EngineDead, EngineError
+from engine_adapter.seam.types import SpecMethod, Switch
 from tests.engine_adapter.data_parallel.conftest import StartFleet
 from tests.engine_adapter.data_parallel.fleet import (
     ENDLESS,

@@ -6,12 +6,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from demo import model_path
-from engine_adapter.config import EngineConfig, HangPolicy
-from engine_adapter.counts import StepReport
-from engine_adapter.factory import create_engine
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import (
+from engine_adapter.seam.config import EngineConfig, HangPolicy
+from engine_adapter.seam.counts import StepReport
+from engine_adapter.seam.factory import create_engine
+from engine_adapter.seam.types import (
     PLAIN,
     Delta,
     GenerationRequest,

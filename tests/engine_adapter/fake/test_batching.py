@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from engine_adapter.counts import ProposerCounts
-from engine_adapter.errors import InvalidRequest
-from engine_adapter.types import NONE, PLAIN, Delta, SpecMethod, Switch
+from engine_adapter.seam.counts import ProposerCounts
+from engine_adapter.seam.errors import InvalidRequest
+from engine_adapter.seam.types import NONE, PLAIN, Delta, SpecMethod, Switch
 from tests.engine_adapter.fake.conftest import StartEngine
 from tests.engine_adapter.fake.harness import FakeHarness, make_request, run, tokens
 

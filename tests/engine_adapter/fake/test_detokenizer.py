@@ -5,7 +5,7 @@ import pytest
 from demo import model_path
 from engine_adapter.fake.detokenizer import Detokenizer
 from engine_adapter.fake.vocabulary import load_vocabulary
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 
 
 @pytest.mark.parametrize("stop", [("rn", "et"), ("et", "rn")])

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.config import EngineConfig, HangPolicy
-from engine_adapter.errors import (
+from engine_adapter.fake.engine import FakeEngine
+from engine_adapter.fake.options import read_options
+from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.seam.config import EngineConfig, HangPolicy
+from engine_adapter.seam.errors import (
     EngineConfigError,
     EngineDead,
     EngineError,
     EngineNotReady,
     EngineStartError,
 )
-from engine_adapter.fake.engine import FakeEngine
-from engine_adapter.fake.options import read_options
-from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.types import PLAIN, SpecMethod, Switch
+from engine_adapter.seam.types import PLAIN, SpecMethod, Switch
 from tests.engine_adapter.fake.conftest import StartEngine
 from tests.engine_adapter.fake.harness import FakeHarness, Reports, build, make_request, run, tokens
 from tests.server.gateway import eventually

@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from demo import model_path
-from engine_adapter.errors import InvalidRequest
-from engine_adapter.types import PLAIN, FinishReason, SpecMethod
+from engine_adapter.seam.errors import InvalidRequest
+from engine_adapter.seam.types import PLAIN, FinishReason, SpecMethod
 from tests.engine_adapter.fake.conftest import StartEngine
 from tests.engine_adapter.fake.harness import PROMPT, make_request, run, text, tokens
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.fake.parsing import checked, parsing
-from engine_adapter.message_parts import AssistantMessage, ReasoningPiece, ToolCall, assemble
-from engine_adapter.parsing import ParsingRequest
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.message_parts import AssistantMessage, ReasoningPiece, ToolCall, assemble
+from engine_adapter.seam.parsing import ParsingRequest
+from engine_adapter.seam.types import Delta, FinishReason
 
 TOOLS = ({"type": "function", "function": {"name": "f"}},)
 BOTH = EngineConfig("m", "m", tool_call_parser="hermes", reasoning_parser="deepseek_r1")

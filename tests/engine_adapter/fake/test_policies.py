@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from engine_adapter.counts import PolicyStep
-from engine_adapter.errors import EngineDead, InvalidRequest
 from engine_adapter.fake.planning import proposer_traits
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.proposers.methods import parse_spec
-from engine_adapter.types import Delta, SpecMethod, Switch
+from engine_adapter.seam.counts import PolicyStep
+from engine_adapter.seam.errors import EngineDead, InvalidRequest
+from engine_adapter.seam.types import Delta, SpecMethod, Switch
 from tests.engine_adapter.fake.conftest import StartEngine
 from tests.engine_adapter.fake.harness import FakeHarness, make_request, run, text
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError, EngineDead, InvalidRequest
 from engine_adapter.fake.replay import ReplayEngine, StepClock
-from engine_adapter.types import (
+from engine_adapter.seam.errors import EngineConfigError, EngineDead, InvalidRequest
+from engine_adapter.seam.types import (
     ConstraintKind,
     FinishReason,
     SpecMethod,

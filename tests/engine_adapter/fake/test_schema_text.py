@@ -6,8 +6,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine_adapter.errors import InvalidRequest
 from engine_adapter.fake.schema_text import instance_text
+from engine_adapter.seam.errors import InvalidRequest
 
 TREE: dict[str, Any] = {
     "type": "object",

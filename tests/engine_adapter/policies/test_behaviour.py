@@ -17,7 +17,7 @@ from benchmarks.simulation.result import Result, rate
 from benchmarks.simulation.trace import Trace
 from benchmarks.simulation.workloads import WORKLOADS, Workload
 from engine_adapter.policies.names import GOODPUT, PER_REQUEST
-from engine_adapter.types import NONE, PLAIN, SpecMethod
+from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
 from tests.benchmarks.simulation.synthetic import PROPOSERS, QUALITIES, Quality, synthetic_trace
 
 pytestmark = pytest.mark.prove  # minutes

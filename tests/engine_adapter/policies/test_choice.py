@@ -10,7 +10,7 @@ from engine_adapter.policies.choice_types import NOTHING, Load, Prices
 from engine_adapter.policies.contract import DraftFate, RequestClass, RowView
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 TOLERANCE = 0.05
 """The share of the best rate that the choice may miss."""

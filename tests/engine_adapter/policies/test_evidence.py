@@ -8,7 +8,7 @@ import pytest
 from engine_adapter.policies.contract import DraftFate, RequestClass, RowView
 from engine_adapter.policies.evidence import Evidence, Outlook
 from engine_adapter.policies.proposers import ProposerTraits
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 K = 4
 GATED = ProposerTraits("model", K, ends_early=True)

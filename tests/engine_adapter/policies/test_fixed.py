@@ -4,7 +4,7 @@ import pytest
 
 from engine_adapter.policies.contract import Policy, RowView, StepView
 from engine_adapter.policies.fixed import FixedPolicy
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 POLICIES: tuple[type[Policy], ...] = (FixedPolicy,)
 """Every policy; a new one is added here and inherits the tests below."""

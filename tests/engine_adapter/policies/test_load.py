@@ -7,7 +7,7 @@ import pytest
 from engine_adapter.policies.contract import RowView, StepView
 from engine_adapter.policies.load import LoadPolicy, load_json, read_load
 from engine_adapter.policies.parameters import PolicyError
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.types import NONE, SpecMethod
 
 KS = {"small": 4, "ngram": 5}
 GIVEN = {

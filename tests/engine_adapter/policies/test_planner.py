@@ -7,7 +7,7 @@ from engine_adapter.policies.goodput import GoodputPolicy
 from engine_adapter.policies.names import GOODPUT, LATENCY_FIRST
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.policies.planner import UNPLANNED_EVERY, Planner, StepOutcome
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.policies.traffic import MAX_K, PROPOSERS, Traffic
 
 

@@ -8,7 +8,7 @@ from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, S
 from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 MAX_K = 6
 NGRAM = ProposerTraits("ngram", 5, lookup=True)

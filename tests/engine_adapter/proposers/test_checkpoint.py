@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError
-from engine_adapter.text import MAX_ECHO, cut
+from engine_adapter.seam.text import MAX_ECHO, cut
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
 from engine_adapter.proposers.draft_model import METHOD
 from engine_adapter.proposers.methods import parse_spec
+from engine_adapter.seam.errors import EngineConfigError
 from tests.engine_adapter.proposers.batches import batch
 
 SPEC = parse_spec({"name": "small", "method": "draft_model", "model": "a/b"})

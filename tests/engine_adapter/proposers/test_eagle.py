@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import get_method, parse_spec
+from engine_adapter.seam.errors import EngineConfigError
 from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
 from tests.engine_adapter.proposers.heads import Heads
 from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.cascade import CascadeProposer
 from engine_adapter.proposers.grammar import METHOD
 from engine_adapter.proposers.methods import parse_spec
+from engine_adapter.seam.errors import EngineConfigError
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.test_contract import Forces, LastTokens
 

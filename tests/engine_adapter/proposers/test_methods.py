@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.contract import RESERVED_NAMES, Capabilities, ProposerSpec
 from engine_adapter.proposers.methods import METHODS, get_method, needs, parse_spec, parse_specs
+from engine_adapter.seam.errors import EngineConfigError
 
 NGRAM = {"name": "lookup", "method": "ngram"}
 SUFFIX = {"name": "tree", "method": "suffix"}

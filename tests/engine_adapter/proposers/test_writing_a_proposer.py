@@ -70,7 +70,7 @@ def test_the_examples_configuration_is_accepted(tree: Path) -> None:
 
 def test_the_example_refuses_an_invalid_option(tree: Path) -> None:
     program = (
-        "from engine_adapter.errors import EngineConfigError\n"
+        "from engine_adapter.seam.errors import EngineConfigError\n"
         "from engine_adapter.proposers.methods import parse_spec\n"
         "try: parse_spec({'name': 'cycle', 'max_period': 0})\n"
         "except EngineConfigError as error: print(error)"

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
-from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.factory import create_engine
 from engine_adapter.vllm_engine.gateway import arguments
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import DispatchHarness
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, Recorder, Stock, start_stock

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 from tests.engine_adapter.vllm_engine import test_draft_limits as draft_limits
 from tests.engine_adapter.vllm_engine import test_random_plans as random_plans
 from tests.engine_adapter.vllm_engine import test_sampling as sampling

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.block_layouts import as_speculators, with_fewer_tokens
 from tests.engine_adapter.proposers.dflash_heads import dflash
 from tests.engine_adapter.proposers.dspark_heads import dspark

@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 from transformers import AutoTokenizer
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.parsing import CallConstraint, ParsingRequest
-from engine_adapter.types import ConstraintKind, FinishReason, StructuredOutput
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.parsing import CallConstraint, ParsingRequest
+from engine_adapter.seam.types import ConstraintKind, FinishReason, StructuredOutput
 from engine_adapter.vllm_engine.gateway.call_grammar import call_grammar
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
 from tests.engine_adapter.vllm_engine.conftest import CHOICES, TARGET

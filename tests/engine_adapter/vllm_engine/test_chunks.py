@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.conftest import COMMON
 from tests.engine_adapter.vllm_engine.support.live import TIE
 from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import NONE, PLAIN, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.proposers.dflash_heads import dflash
 from tests.engine_adapter.proposers.eagle_heads import eagle

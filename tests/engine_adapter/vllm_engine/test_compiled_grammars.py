@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.counts import CompiledGrammars
+from engine_adapter.seam.counts import CompiledGrammars
 from engine_adapter.vllm_engine import compiled_grammars, heap
 from engine_adapter.vllm_engine.compiled_grammars import (
     LEAST_BYTES,
@@ -349,7 +349,7 @@ def test_real_grammars_leave_the_heap_as_they_were(monkeypatch: pytest.MonkeyPat
     """A forced text takes some 600 bytes for each character, the first time that it is masked."""
     import json
 
-    from engine_adapter.types import ConstraintKind
+    from engine_adapter.seam.types import ConstraintKind
     from engine_adapter.vllm_engine.core.constrained import _warmed
     from engine_adapter.vllm_engine.grammars import new_matcher, serialized
     from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend

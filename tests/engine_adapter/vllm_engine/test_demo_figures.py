@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from demo.prompts import load_prompts
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 from tests.engine_adapter.vllm_engine.support.live import Live, Result, generate, pinned
 

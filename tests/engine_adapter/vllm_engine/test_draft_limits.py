@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import (

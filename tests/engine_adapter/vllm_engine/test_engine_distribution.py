@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from demo import model_path
-from engine_adapter.types import (
+from engine_adapter.seam.types import (
     NONE,
     ConstraintKind,
     SamplingOptions,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine_adapter.types import ConstraintKind
+from engine_adapter.seam.types import ConstraintKind
 from engine_adapter.vllm_engine import grammars
 
 SCHEMA = {

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError, EngineDead
-from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import (
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError, EngineDead
+from engine_adapter.seam.factory import create_engine
+from engine_adapter.seam.types import (
     PLAIN,
     GenerationRequest,
     SamplingOptions,

@@ -15,7 +15,7 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.proposers.methods import get_method, parse_specs
-from engine_adapter.types import SpecDecodeParams
+from engine_adapter.seam.types import SpecDecodeParams
 from tests.engine_adapter.vllm_engine.conftest import PROPOSERS, TARGET
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,

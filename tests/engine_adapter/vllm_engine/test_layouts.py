@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.proposers.published import LAYOUTS, write_shards
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
 from tests.engine_adapter.vllm_engine.support.live import Prompt

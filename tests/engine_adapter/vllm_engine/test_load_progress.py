@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError, EngineStartError
+from engine_adapter.seam.errors import EngineConfigError, EngineStartError
 from engine_adapter.vllm_engine.load_progress import ProgressWriter, progress_pipe
 
 ROOT = Path(__file__).parents[3]

@@ -13,8 +13,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from engine_adapter.errors import EngineConfigError, ProposerRefused
-from engine_adapter.types import GenerationRequest, SpecDecodeParams
+from engine_adapter.seam.errors import EngineConfigError, ProposerRefused
+from engine_adapter.seam.types import GenerationRequest, SpecDecodeParams
 from tests.engine_adapter.proposers import heads
 from tests.engine_adapter.vllm_engine.conftest import start
 from tests.engine_adapter.vllm_engine.support.live import (

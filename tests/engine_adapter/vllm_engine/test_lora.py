@@ -15,11 +15,11 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError, LoraRefused
-from engine_adapter.factory import create_engine
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import GenerationRequest, LoraAdapter, SamplingOptions
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError, LoraRefused
+from engine_adapter.seam.factory import create_engine
+from engine_adapter.seam.types import GenerationRequest, LoraAdapter, SamplingOptions
 from tests.engine_adapter.lora import cached_adapter, write_adapter
 from tests.engine_adapter.vllm_engine.conftest import (
     CHOICES,

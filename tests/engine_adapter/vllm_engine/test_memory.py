@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from demo import model_path
-from engine_adapter.types import ProposerInfo
+from engine_adapter.seam.types import ProposerInfo
 from tests.engine_adapter.vllm_engine.architectures.catalog import SERVED
 from tests.engine_adapter.vllm_engine.architectures.small_models import write_model
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers import ngram
 from engine_adapter.proposers.methods import parse_spec, parse_specs
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.mtp_targets import TARGETS, mimo, own_bytes, write_target

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 from tests.engine_adapter.proposers.mtp_targets import agreeing_mimo, write_target
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from demo import model_path
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.generation_trees import Tree
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import NONE, SpecDecodeParams, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod
 from tests.engine_adapter.proposers.eagle_heads import eagle3
 from tests.engine_adapter.vllm_engine.architectures.architecture import Architecture
 from tests.engine_adapter.vllm_engine.architectures.small_models import head_config, write_model

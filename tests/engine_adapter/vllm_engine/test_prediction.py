@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_adapter.types import SamplingOptions, SpecDecodeParams
+from engine_adapter.seam.types import SamplingOptions, SpecDecodeParams
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine_adapter.counts import ProposerCounts, StepReport
-from engine_adapter.types import NONE, GenerationRequest, SamplingOptions
+from engine_adapter.seam.counts import ProposerCounts, StepReport
+from engine_adapter.seam.types import NONE, GenerationRequest, SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import (
     PROPOSERS,
     TARGET,

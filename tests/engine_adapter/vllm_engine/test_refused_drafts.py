@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.errors import EngineConfigError
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 

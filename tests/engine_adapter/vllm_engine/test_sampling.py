@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate, greedy, pinned
 
@@ -133,7 +133,7 @@ async def test_logprobs_are_the_same_under_every_proposer(
     live: Live, prompts: list[Prompt]
 ) -> None:
     async def logprobs(name: str, k: int) -> list[tuple[int, float, int]]:
-        from engine_adapter.types import GenerationRequest
+        from engine_adapter.seam.types import GenerationRequest
 
         request = GenerationRequest(
             f"logprobs-{name}", prompts[0], greedy(24, logprobs=3), pinned(name, k)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from engine_adapter.counts import ProposerCounts
-from engine_adapter.types import GenerationRequest
+from engine_adapter.seam.counts import ProposerCounts
+from engine_adapter.seam.types import GenerationRequest
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from engine_adapter.types import GenerationRequest, SpecDecodeParams
+from engine_adapter.seam.types import GenerationRequest, SpecDecodeParams
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,

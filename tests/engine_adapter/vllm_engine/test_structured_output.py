@@ -10,8 +10,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine_adapter.errors import InvalidRequest
-from engine_adapter.types import ConstraintKind, FinishReason, SamplingOptions, StructuredOutput
+from engine_adapter.seam.errors import InvalidRequest
+from engine_adapter.seam.types import (
+    ConstraintKind,
+    FinishReason,
+    SamplingOptions,
+    StructuredOutput,
+)
 from server.schema.tools import NamedTool, Tool, call_constraint
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine_adapter.types import SpecDecodeParams, SpecMethod
+from engine_adapter.seam.types import SpecDecodeParams, SpecMethod
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.conftest import CHOICES, COMMON, PROPOSERS, TARGET
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import check_fresh_drafts
 from tests.engine_adapter.vllm_engine.support.live import Prompt, Stock, start_stock

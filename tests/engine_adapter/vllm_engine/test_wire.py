@@ -8,7 +8,7 @@ import pytest
 
 from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import PLAIN, SpecDecodeParams, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.wire import (
     AdditionalConfig,
     SpecgateConfig,

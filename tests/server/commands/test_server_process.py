@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError
-from engine_adapter.types import EngineInfo
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.types import EngineInfo
 from server.commands import BAD_SETTING
 from server.commands.server_process import ServerProcess, print_start_error
-from server.control.audit import Audit
+from server.control.admin.audit import Audit
 from server.settings import Settings
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import EngineInfo, ProposerInfo
+from engine_adapter.seam.types import EngineInfo, ProposerInfo
 from server.commands.startup_display import StartupDisplay
 from server.settings import Settings
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.interface import Engine
+from engine_adapter.seam.interface import Engine
 
 
 class Gate:

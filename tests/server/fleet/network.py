@@ -13,16 +13,16 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.errors import EngineDead, EngineError
 from engine_adapter.policies.catalog import read_policy, to_json
 from engine_adapter.policies.names import POLICY_NAMES
-from engine_adapter.types import PolicyInfo, ProposerInfo, Switch
-from server.control.audit import Audit
+from engine_adapter.seam.errors import EngineDead, EngineError
+from engine_adapter.seam.types import PolicyInfo, ProposerInfo, Switch
+from server.control.admin.audit import Audit
+from server.control.admin.policy_admin import PolicyAdmin
+from server.control.admission.slots import SlotLimits, Slots
 from server.control.method_names import LoadedProposers
-from server.control.policy_admin import PolicyAdmin
-from server.control.router import Router
-from server.control.slots import SlotLimits, Slots
-from server.control.switcher import Switcher
+from server.control.routing.router import Router
+from server.control.switching.switcher import Switcher
 from server.fleet.addresses import Address
 from server.fleet.follower import Follower
 from server.fleet.http_fleet import HttpFleet

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.errors import EngineError
-from engine_adapter.types import ProposerState
+from engine_adapter.seam.errors import EngineError
+from engine_adapter.seam.types import ProposerState
 from server.control.method_names import MethodRequest
 from server.control.records import SpecMethodBody
 from server.fleet import member as module

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.text import MAX_ECHO
+from engine_adapter.seam.text import MAX_ECHO
 from server.http.direct import indirect, is_loopback
 
 CURL = {"host": "127.0.0.1:8000", "user-agent": "curl/8", "accept": "*/*"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.errors import EngineDead
+from engine_adapter.seam.errors import EngineDead
 from server.errors import ClientDisconnected
 from server.http.event_stream import DONE, KEEP_ALIVE, EventStream, event, until_disconnect
 

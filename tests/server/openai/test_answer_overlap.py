@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
-from engine_adapter.types import Delta, FinishReason
-from server.control.overlap import RunningOverlap
+from engine_adapter.seam.types import Delta, FinishReason
+from server.control.routing.overlap import RunningOverlap
 from server.openai.answer_overlap import MAX_TURN_CHARS, earlier_overlap, measured
 from server.schema.messages import Message
 

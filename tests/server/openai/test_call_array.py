@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineError
+from engine_adapter.seam.errors import EngineError
 from server.openai.call_array import CallArray
 from server.openai.message_parts import CallArguments, CallBegin, assemble
 

@@ -1,6 +1,6 @@
 """Log probabilities in OpenAI's two formats."""
 
-from engine_adapter.types import Alternative, TokenLogprob
+from engine_adapter.seam.types import Alternative, TokenLogprob
 from server.openai.logprobs import CompletionLogprobs, chat_logprobs
 
 A, B, C = Alternative(1, "a", -0.5), Alternative(2, "é", -1.0), Alternative(3, "c", -2.0)

@@ -1,6 +1,6 @@
 """The pieces of a message, and the reader of a message that is only text."""
 
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.types import Delta, FinishReason
 from server.openai.message_parts import (
     AssistantMessage,
     CallArguments,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import GenerationRequest
+from engine_adapter.seam.types import GenerationRequest
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, record_requests
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine_adapter.parsing import ParserFailure
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.parsing import ParserFailure
+from engine_adapter.seam.types import Delta, FinishReason
 from server.openai.message_parts import (
     AssistantMessage,
     CallArguments,

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from server.control.demand import Demand
-from server.control.slots import Place, SlotLimits, Slots
-from server.limit_errors import FirstTokenTimeout
+from server.control.admission.limit_errors import FirstTokenTimeout
+from server.control.admission.request_cost import RequestCost
+from server.control.admission.slots import SlotLimits, Slots, Ticket
 from server.openai.respond import _run_all, merge
 from server.time_limits import TimeLimit
 from tests.server.gateway import eventually
 
 
-def place(sequences: int, at_a_time: int = 9) -> Place:
-    """A place of which the first sequence has started."""
+def ticket(sequences: int, at_a_time: int = 9) -> Ticket:
+    """A ticket of which the first sequence has started."""
     slots = Slots(SlotLimits(9, 9, 0, at_a_time, 512))
-    made = slots.place(Demand(None, 1, [1] * sequences, sequences))
+    made = slots.ticket(RequestCost(None, 1, [1] * sequences, sequences))
     assert made.start_now()
     return made
 
@@ -52,7 +52,7 @@ async def test_items_come_in_order_of_arrival() -> None:
             yield item
 
     order = [(1, "x"), (1, "y"), (0, "a"), (1, "z"), (0, "b")]
-    async with aclosing(merge([stream(queue) for queue in arriving], place(2))) as merged:
+    async with aclosing(merge([stream(queue) for queue in arriving], ticket(2))) as merged:
         for index, item in order:
             arriving[index].put_nowait(item)
             assert await anext(merged) == (index, item)
@@ -65,7 +65,7 @@ async def test_items_come_in_order_of_arrival() -> None:
 async def test_failure_is_raised_and_closes_all(count: int) -> None:
     broken = Source("a", ValueError("broken"))
     others = [Source(*"x" * 100, every_s=0.01) for _ in range(count - 1)]
-    async with aclosing(merge([s.stream() for s in (broken, *others)], place(count))) as merged:
+    async with aclosing(merge([s.stream() for s in (broken, *others)], ticket(count))) as merged:
         assert (await anext(merged))[1] in ("a", "x")
         with pytest.raises(ValueError, match="broken"):
             [item async for item in merged]
@@ -76,7 +76,7 @@ async def test_failure_is_raised_and_closes_all(count: int) -> None:
 async def test_closing_closes_all(count: int) -> None:
     sources = [Source(*"x" * 100, every_s=0.001) for _ in range(count)]
     async with aclosing(
-        merge([source.stream() for source in sources], place(len(sources)))
+        merge([source.stream() for source in sources], ticket(len(sources)))
     ) as merged:
         await anext(merged)
         await eventually(lambda: all(source.begun for source in sources))
@@ -88,7 +88,7 @@ async def test_cancelling_closes_all() -> None:
 
     async def read() -> None:
         async with aclosing(
-            merge([source.stream() for source in sources], place(len(sources)))
+            merge([source.stream() for source in sources], ticket(len(sources)))
         ) as merged:
             await anext(merged)
 
@@ -114,7 +114,7 @@ async def test_another_cancellation_does_not_cut_the_closing_of_streams_short() 
             closed.append(True)
 
     arrivals: asyncio.Queue[Any] = asyncio.Queue()
-    task = asyncio.create_task(_run_all([stream(), stream()], place(2), arrivals))
+    task = asyncio.create_task(_run_all([stream(), stream()], ticket(2), arrivals))
     assert await arrivals.get() == (0, "x")
     task.cancel()
     await is_closing.wait()
@@ -131,7 +131,7 @@ async def test_another_cancellation_does_not_cut_the_closing_of_streams_short() 
 async def test_streams_that_are_closed_are_freed_without_the_collector(no_collector: None) -> None:
     streams = [Source(*"x" * 100, every_s=0.001).stream() for _ in range(2)]
     freed = [weakref.ref(stream) for stream in streams]
-    async with aclosing(merge(streams, place(2))) as merged:
+    async with aclosing(merge(streams, ticket(2))) as merged:
         await anext(merged)
     del streams, merged
     await asyncio.sleep(0)
@@ -144,7 +144,7 @@ async def test_a_stream_that_is_cancelled_from_within_ends_the_others(count: int
     others = [Source(*"x" * 100, every_s=0.01) for _ in range(count - 1)]
     async with (
         asyncio.timeout(60),
-        aclosing(merge([s.stream() for s in (broken, *others)], place(count))) as all_,
+        aclosing(merge([s.stream() for s in (broken, *others)], ticket(count))) as all_,
     ):
         with pytest.raises(asyncio.CancelledError):
             [item async for item in all_]
@@ -153,7 +153,7 @@ async def test_a_stream_that_is_cancelled_from_within_ends_the_others(count: int
 
 async def test_streams_run_in_slices() -> None:
     sources = [Source(name, name, every_s=0.001) for name in "abcde"]
-    async with aclosing(merge([s.stream() for s in sources], place(5, at_a_time=2))) as merged:
+    async with aclosing(merge([s.stream() for s in sources], ticket(5, at_a_time=2))) as merged:
         indices = [index async for index, _ in merged]
     assert sorted(indices) == sorted([0, 1, 2, 3, 4] * 2)
     assert set(indices[:2]) <= {0, 1}
@@ -168,7 +168,7 @@ async def test_a_first_item_that_does_not_come_ends_all() -> None:
         sources = [Source("x", every_s=60) for _ in range(count)]
         limit = TimeLimit.after(0.05, lambda: FirstTokenTimeout(0.05))
         with pytest.raises(FirstTokenTimeout):
-            async with aclosing(merge([s.stream() for s in sources], place(count), limit)) as all_:
+            async with aclosing(merge([s.stream() for s in sources], ticket(count), limit)) as all_:
                 await anext(all_)
         # One that did not begin in time has nothing to close.
         assert [source.closed for source in sources] == [source.begun for source in sources]
@@ -181,5 +181,5 @@ async def test_a_later_item_may_take_longer_than_the_first() -> None:
         yield "b"
 
     limit = TimeLimit.after(1, lambda: FirstTokenTimeout(1))
-    async with aclosing(merge([stream()], place(1), limit)) as merged:
+    async with aclosing(merge([stream()], ticket(1), limit)) as merged:
         assert [item async for _, item in merged] == ["a", "b"]

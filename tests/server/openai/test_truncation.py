@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import GenerationRequest
-from server.openai.prompts import MOST_CHARS
+from engine_adapter.seam.types import GenerationRequest
+from server.openai.prompts import MAX_CHARS
 from tests.server.gateway import Gateway, record_requests
 
 IDS = list(range(100, 140))
@@ -82,7 +82,7 @@ async def test_a_length_that_leaves_nothing_is_refused(gateway: Gateway, value: 
 async def test_a_text_that_takes_long_to_tokenize_is_refused_although_it_would_be_cut(
     gateway: Gateway,
 ) -> None:
-    half = "word " * (MOST_CHARS // 10)
+    half = "word " * (MAX_CHARS // 10)
     for fields in ({"truncate_prompt_tokens": 4}, {"truncate_prompt_tokens": -1}):
         assert (await gateway.complete([half, half], max_tokens=1, **fields)).status_code == 200
         refused = (
@@ -92,21 +92,21 @@ async def test_a_text_that_takes_long_to_tokenize_is_refused_although_it_would_b
         for param, response in refused:
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, param)
-            assert f"at most {MOST_CHARS}" in error["message"]
+            assert f"at most {MAX_CHARS}" in error["message"]
             assert error["code"] == "context_length_exceeded"
     # Token ids need no tokenizer.
-    many = [7] * (MOST_CHARS // 10)
+    many = [7] * (MAX_CHARS // 10)
     assert (await gateway.complete(many, max_tokens=1, **fields)).status_code == 200
 
 
 DESCRIBED = {
     "type": "function",
-    "function": {"name": "f", "description": "word " * (MOST_CHARS // 5), "parameters": {}},
+    "function": {"name": "f", "description": "word " * (MAX_CHARS // 5), "parameters": {}},
 }
 CALL = {
     "id": "1",
     "type": "function",
-    "function": {"name": "f", "arguments": {"text": "word " * (MOST_CHARS // 5)}},
+    "function": {"name": "f", "arguments": {"text": "word " * (MAX_CHARS // 5)}},
 }
 SHORT = {"role": "user", "content": "a"}
 
@@ -140,4 +140,4 @@ async def test_tools_and_calls_count_as_text_of_a_chat(
     response = await gateway.post(path, {**chat, **fields})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "messages")
-    assert f"at most {MOST_CHARS}" in error["message"]
+    assert f"at most {MAX_CHARS}" in error["message"]

@@ -1,6 +1,6 @@
 """The arithmetic of the response's statistics."""
 
-from engine_adapter.counts import ProposerCounts, SpecStats
+from engine_adapter.seam.counts import ProposerCounts, SpecStats
 from server.openai.usage import acceptance_histogram, speculative_decoding
 
 NGRAM = ProposerCounts(

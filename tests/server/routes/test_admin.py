@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine_adapter.types import Switch
+from engine_adapter.seam.types import Switch
 from server.text import TOO_LONG
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import InvalidRequest
-from engine_adapter.types import StructuredOutput
+from engine_adapter.seam.errors import InvalidRequest
+from engine_adapter.seam.types import StructuredOutput
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from engine_adapter.counts import StepKind, StepReport
 from engine_adapter.data_parallel.engine import DataParallelEngine
-from engine_adapter.errors import EngineError
 from engine_adapter.fake.engine import FakeEngine
+from engine_adapter.seam.counts import StepKind, StepReport
+from engine_adapter.seam.errors import EngineError
 from tests.engine_adapter.data_parallel.fleet import fails_once
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually

@@ -9,7 +9,7 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from engine_adapter.types import GenerationRequest
+from engine_adapter.seam.types import GenerationRequest
 from server.schema.base import IGNORED, REFUSED, WITHOUT_EFFECT
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from engine_adapter.fake import parsing as fake_parsing
-from engine_adapter.parsing import CallConstraint, NoCallGrammar
-from engine_adapter.types import StructuredOutput
+from engine_adapter.seam.parsing import CallConstraint, NoCallGrammar
+from engine_adapter.seam.types import StructuredOutput
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, events
 from tests.server.response_events import checked, checked_events, text_of

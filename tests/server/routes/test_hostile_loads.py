@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from demo import model_path
 from engine_adapter.fake.engine import FakeEngine
 from engine_adapter.proposers.checkpoint import Checkpoint
-from server.control.audit import Audit
+from server.control.admin.audit import Audit
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 
@@ -121,7 +121,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             _ = Checkpoint(str(spec.model)).shapes
         except ValueError as error:
-            from engine_adapter.errors import EngineConfigError
+            from engine_adapter.seam.errors import EngineConfigError
 
             raise EngineConfigError("proposer", str(error), "model") from error
         return await load(self, fields)

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.counts import StepKind, StepReport
-from engine_adapter.types import ProposerState
+from engine_adapter.seam.counts import StepKind, StepReport
+from engine_adapter.seam.types import ProposerState
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 

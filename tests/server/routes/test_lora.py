@@ -214,7 +214,7 @@ async def test_only_an_admin_key_opens_these_routes(start: StartGateway, folder:
 async def test_every_change_leaves_a_record(
     start: StartGateway, folder: str, tmp_path: Path
 ) -> None:
-    from server.control.audit import Audit
+    from server.control.admin.audit import Audit
 
     path = tmp_path / "audit.jsonl"
     gateway = await start(enable_lora=True, allowed_local_path=[folder], audit=Audit(str(path)))

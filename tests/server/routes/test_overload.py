@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from engine_adapter.types import StructuredOutput
+from engine_adapter.seam.types import StructuredOutput
 from server.http.key_limit import COUNTED_PATHS, GENERATING_PATHS
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Exchange, Gateway, build, eventually

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineDead
 from engine_adapter.policies.names import POLICY_NAMES
-from server.control.audit import Audit
+from engine_adapter.seam.errors import EngineDead
+from server.control.admin.audit import Audit
 from server.text import TOO_LONG
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway

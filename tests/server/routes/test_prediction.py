@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import Delta, GenerationRequest
+from engine_adapter.seam.types import Delta, GenerationRequest
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, events
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import ConstraintKind, GenerationRequest, StructuredOutput
+from engine_adapter.seam.types import ConstraintKind, GenerationRequest, StructuredOutput
 from server.schema import structured
 from tests.server.gateway import Gateway, events
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.control.demand import Demand
+from server.control.admission.request_cost import RequestCost
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
@@ -103,11 +103,11 @@ async def test_a_request_ends_in_the_queue_if_its_own_limit_comes_first(
         max_num_seqs=1, queue_timeout_s=0, request_timeout_s=0.1, engine_args=HUNG
     )
     slots = gateway.runtime.admission.slots
-    place = slots.place(Demand(None, 1, [1], 1))
-    assert place.start_now()
+    ticket = slots.ticket(RequestCost(None, 1, [1], 1))
+    assert ticket.start_now()
     response = await gateway.complete([7])
     assert (response.status_code, response.json()["error"]["code"]) == (504, "request_timeout")
-    place.leave()
+    ticket.leave()
     await is_idle(gateway)
 
 

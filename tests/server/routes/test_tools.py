@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine_adapter.types import GenerationRequest
+from engine_adapter.seam.types import GenerationRequest
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, events
 from tests.server.tool_bodies import (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from engine_adapter.types import GenerationRequest
+from engine_adapter.seam.types import GenerationRequest
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 from tests.server.schema.pydantic_models import MODELS, Login, Tags

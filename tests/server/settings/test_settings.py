@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 import demo
-from engine_adapter.config import RESERVED_ARGUMENTS, HangPolicy
 from engine_adapter.proposers.contract import ProposerSpec
+from engine_adapter.seam.config import RESERVED_ARGUMENTS, HangPolicy
 from server.settings import Settings
 from server.settings.engine_arguments import EngineArguments
 from server.settings.types import digest_of

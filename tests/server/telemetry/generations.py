@@ -1,7 +1,7 @@
 """A request that generated, as logs and traces are told of it."""
 
-from engine_adapter.counts import ProposerCounts
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.counts import ProposerCounts
+from engine_adapter.seam.types import SamplingOptions
 from server.telemetry.generation import Generation, Selected, Timings
 
 GENERATION = Generation(

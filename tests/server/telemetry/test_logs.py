@@ -27,8 +27,8 @@ def _as_before() -> Iterator[None]:
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Logs one word from each of four loggers."""
-    structlog.get_logger("server.control.switcher").info("ours")
-    structlog.get_logger("server.control.switcher").debug("detail")
+    structlog.get_logger("server.control.switching.switcher").info("ours")
+    structlog.get_logger("server.control.switching.switcher").debug("detail")
     structlog.get_logger(ACCESS_LOGGER).info("access")
     logging.getLogger("some.library").info("chatter")
     logging.getLogger("some.library").warning("worry")
@@ -141,7 +141,7 @@ def test_a_clients_text_neither_forges_a_line_nor_steers_the_terminal(
     capsys: pytest.CaptureFixture[str], text: str, json_lines: bool
 ) -> None:
     configure_logs("info", json=json_lines, access=True)
-    log = structlog.get_logger("server.control.audit")
+    log = structlog.get_logger("server.control.admin.audit")
     log.info("admin_change", reason=text, fields={"name": text})
     logging.getLogger("some.library").warning("cannot use %s", text)
     try:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine_adapter.counts import CompiledGrammars, ProposerCounts, StepKind, StepReport
+from engine_adapter.seam.counts import CompiledGrammars, ProposerCounts, StepKind, StepReport
 from server.control.types import SelectedBy
 from server.telemetry import (
     admission_metrics,

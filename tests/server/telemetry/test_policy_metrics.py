@@ -5,7 +5,7 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.counts import PolicyStep
+from engine_adapter.seam.counts import PolicyStep
 from server.telemetry.metrics import Metrics
 from server.telemetry.policy_metrics import RollingDecisions
 

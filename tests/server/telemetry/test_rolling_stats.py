@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_adapter.counts import ProposerCounts
+from engine_adapter.seam.counts import ProposerCounts
 from server.telemetry.rolling_stats import RollingCounts
 
 COUNTS = ProposerCounts(drafts=1, drafted=4, accepted=2, accepted_per_position=(1, 1), emitted=3)

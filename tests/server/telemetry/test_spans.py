@@ -10,7 +10,7 @@ from opentelemetry.semconv._incubating.attributes import (
     url_attributes,
 )
 
-from engine_adapter.types import SamplingOptions
+from engine_adapter.seam.types import SamplingOptions
 from server.telemetry.generation import Selected
 from server.telemetry.spans import generation_attributes
 from tests.server.telemetry.generations import GENERATION

@@ -35,7 +35,7 @@ import numpy.typing as npt
 import torch
 
 from engine_adapter.proposers.batch import Drafts
-from engine_adapter.staging import to_device
+from engine_adapter.proposers.staging import to_device
 
 
 @dataclass(frozen=True, slots=True)

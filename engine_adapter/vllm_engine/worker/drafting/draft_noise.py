@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_adapter.staging import to_device
+from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine import compat
 
 

@@ -22,7 +22,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import min_confidence, samples, verifies_blocks
 from engine_adapter.proposers.draft_table import on_device
 from engine_adapter.proposers.methods import get_method
-from engine_adapter.staging import to_device
+from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.confidence import ConfidenceGate

@@ -19,7 +19,7 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.draft_table import DraftTable
-from engine_adapter.staging import to_device
+from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import Ints
 from engine_adapter.vllm_engine.worker.drafting.head_weights import LoadedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks

@@ -17,7 +17,7 @@ from torch.nn import functional
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_table import DraftRow
-from engine_adapter.staging import to_device
+from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
     DraftPasses,

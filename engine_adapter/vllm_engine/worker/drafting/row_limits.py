@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_adapter.staging import to_device
+from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine.worker.constraints import RowConstraint
 from engine_adapter.vllm_engine.worker.drafting.row_options import RowOptions
 

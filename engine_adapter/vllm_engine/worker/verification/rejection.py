@@ -26,7 +26,7 @@ import torch
 
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import samples, verifies_blocks
-from engine_adapter.staging import joined, to_device
+from engine_adapter.proposers.staging import joined, to_device
 
 MOST_BYTES = 1 << 30
 """The largest float32 copy of logits that a call makes: as large as in vLLM's rejection sampler."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.architectures.results import Result
 from tests.engine_adapter.vllm_engine.architectures.small_models import LOUD
 from tests.engine_adapter.vllm_engine.support.live import TIE

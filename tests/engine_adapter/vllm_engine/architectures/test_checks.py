@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.seam.config import EngineConfig
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.heads import medusa
 from tests.engine_adapter.vllm_engine.architectures import results

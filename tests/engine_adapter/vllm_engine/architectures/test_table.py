@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine.gateway import preflight
 from engine_adapter.vllm_engine.gateway.proven_models import PROVEN
 from tests import documentation

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import ConstraintKind
+from engine_adapter.seam.types import ConstraintKind
 from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
 from engine_adapter.vllm_engine.learned_memory import MOST_LEARNED

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine_adapter.counts import PolicyStep, ProposerCounts, SpecStats, StepKind, StepReport
 from engine_adapter.policies.names import POLICY_NAMES
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.counts import PolicyStep, ProposerCounts, SpecStats, StepKind, StepReport
+from engine_adapter.seam.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.core.counting import EMITTED, RowState, StepTally, Tally
 from engine_adapter.vllm_engine.wire import (
     KEY,

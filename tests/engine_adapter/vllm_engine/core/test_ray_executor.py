@@ -10,8 +10,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from engine_adapter.errors import EngineError
-from engine_adapter.types import SpecMethod, Switch
+from engine_adapter.seam.errors import EngineError
+from engine_adapter.seam.types import SpecMethod, Switch
 from tests import ray_cluster
 from tests.engine_adapter.vllm_engine.conftest import CHOICES, PROPOSERS, TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.counts import ProposerCounts
 from engine_adapter.policies.contract import DraftFate, StepPlan
 from engine_adapter.policies.evidence import PROVEN_DRAFTS
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.policies.planner import Planner
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.counts import ProposerCounts
+from engine_adapter.seam.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
 from engine_adapter.vllm_engine.wire import DraftReport
 from tests.engine_adapter.vllm_engine.support.row_steps import (

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine_adapter.counts import ProposerCounts, StepKind
-from engine_adapter.types import NONE, PLAIN
+from engine_adapter.seam.counts import ProposerCounts, StepKind
+from engine_adapter.seam.types import NONE, PLAIN
 from engine_adapter.vllm_engine.wire import decode_step
 from tests.engine_adapter.vllm_engine.support.row_steps import DRAFT, RowSteps
 

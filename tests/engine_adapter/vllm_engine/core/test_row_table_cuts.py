@@ -1,7 +1,7 @@
 """Drafts that a plan cuts or drops: their whole length reaches the planner, their fate too."""
 
 from engine_adapter.policies.contract import DraftFate, StepPlan
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
 from tests.engine_adapter.vllm_engine.support.row_steps import DRAFT
 from tests.engine_adapter.vllm_engine.support.scripted_rows import scripted

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
 from engine_adapter.vllm_engine.core.row_table import draft_budget
 from engine_adapter.vllm_engine.wire import decode_step

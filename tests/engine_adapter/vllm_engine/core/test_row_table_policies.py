@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from engine_adapter.counts import ProposerCounts, StepKind
 from engine_adapter.policies.contract import DraftFate, StepPlan
 from engine_adapter.policies.proposers import DraftTime
-from engine_adapter.types import NONE, PLAIN, SpecMethod
+from engine_adapter.seam.counts import ProposerCounts, StepKind
+from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
 from tests.engine_adapter.vllm_engine.support.row_steps import (
     DRAFT,

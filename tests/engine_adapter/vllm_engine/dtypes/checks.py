@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.dtypes.stock_engine import Measured, StockEngine, Text
 from tests.engine_adapter.vllm_engine.support.accepting import (
     accept_every_first_draft,

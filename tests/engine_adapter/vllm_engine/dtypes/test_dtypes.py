@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.mtp_targets import mimo, write_target
 from tests.engine_adapter.vllm_engine.conftest import FOR_CONSTRAINTS, PROPOSERS, TARGET

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.vllm_engine.dtypes.checks import BEYOND, Checks, Counts
 from tests.engine_adapter.vllm_engine.dtypes.stock_engine import Measured, noise
 from tests.engine_adapter.vllm_engine.support.recorded import RecordedRequest, RecordedRun

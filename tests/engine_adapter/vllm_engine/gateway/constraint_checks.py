@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_adapter.errors import InvalidRequest
-from engine_adapter.types import StructuredOutput
+from engine_adapter.seam.errors import InvalidRequest
+from engine_adapter.seam.types import StructuredOutput
 from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from server.settings import Settings

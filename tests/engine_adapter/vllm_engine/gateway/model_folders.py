@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

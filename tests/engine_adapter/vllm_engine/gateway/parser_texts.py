@@ -13,9 +13,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
-from engine_adapter.parsing import ParsingRequest
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.parsing import ParsingRequest
+from engine_adapter.seam.types import Delta, FinishReason
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.output_parser import VllmParser

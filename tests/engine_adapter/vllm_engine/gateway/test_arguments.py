@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError, field_validator
 from safetensors.numpy import save_file
 
 from demo import model_path
-from engine_adapter.config import RESERVED_ARGUMENTS, EngineConfig
-from engine_adapter.errors import EngineConfigError
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.seam.config import RESERVED_ARGUMENTS, EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import ray_backend
 from engine_adapter.vllm_engine.gateway.arguments import (

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from engine_adapter.config import EngineConfig
+from engine_adapter.seam.config import EngineConfig
 from engine_adapter.vllm_engine.gateway.arguments import WAITING, prepare_environment
 from tests.engine_adapter.vllm_engine.gateway.model_folders import config
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.arguments import engine_config
 

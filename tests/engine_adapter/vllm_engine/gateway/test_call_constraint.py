@@ -9,10 +9,10 @@ from llguidance.hf import from_tokenizer
 from transformers import AutoTokenizer
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
-from engine_adapter.message_parts import assemble
-from engine_adapter.parsing import CallConstraint, NoCallGrammar, ParsingRequest
-from engine_adapter.types import ConstraintKind, Delta, FinishReason, StructuredOutput
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.message_parts import assemble
+from engine_adapter.seam.parsing import CallConstraint, NoCallGrammar, ParsingRequest
+from engine_adapter.seam.types import ConstraintKind, Delta, FinishReason, StructuredOutput
 from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
 

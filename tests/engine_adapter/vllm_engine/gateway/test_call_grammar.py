@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from demo import model_path
-from engine_adapter.parsing import NoCallGrammar
+from engine_adapter.seam.parsing import NoCallGrammar
 from engine_adapter.vllm_engine.gateway.call_grammar import call_begins, call_grammar
 
 ANSWER = {

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import (
+from engine_adapter.seam.errors import (
     CONSTRAINT_TOO_COMPLEX,
     EngineError,
     EngineStartError,
 )
-from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine.gateway import (
     constraint_checker,
     constraint_process,

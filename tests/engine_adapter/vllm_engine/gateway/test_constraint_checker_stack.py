@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import CONSTRAINT_TOO_COMPLEX
-from engine_adapter.types import ConstraintKind, StructuredOutput
+from engine_adapter.seam.errors import CONSTRAINT_TOO_COMPLEX
+from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine.gateway.constraint_checker import (
     STACK_BYTES,
     ConstraintChecker,

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 from transformers import AutoTokenizer
 
-from engine_adapter.types import ConstraintKind
+from engine_adapter.seam.types import ConstraintKind
 from engine_adapter.vllm_engine.gateway import constraint_worker
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from server.settings import Settings

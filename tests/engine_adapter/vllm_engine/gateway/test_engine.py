@@ -10,12 +10,12 @@ from unittest.mock import MagicMock
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.counts import StepKind, StepReport
-from engine_adapter.errors import EngineDead, EngineError, EngineFull, InvalidRequest
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import (
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.counts import StepKind, StepReport
+from engine_adapter.seam.errors import EngineDead, EngineError, EngineFull, InvalidRequest
+from engine_adapter.seam.types import (
     ConstraintKind,
     GenerationRequest,
     SamplingOptions,

@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from engine_adapter.config import HangPolicy
-from engine_adapter.errors import EngineDead
+from engine_adapter.seam.config import HangPolicy
+from engine_adapter.seam.errors import EngineDead
 from engine_adapter.vllm_engine.gateway.heartbeat import Heartbeat
 from engine_adapter.vllm_engine.gateway.process_tree import Sight
 

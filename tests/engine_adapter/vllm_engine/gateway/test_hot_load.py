@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from demo import model_path
-from engine_adapter.errors import EngineConfigError, EngineDead, EngineError, ProposerRefused
-from engine_adapter.proposer_registry import ProposerRegistry
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.registries.proposer_registry import ProposerRegistry
+from engine_adapter.seam.errors import EngineConfigError, EngineDead, EngineError, ProposerRefused
 from engine_adapter.vllm_engine.gateway.hot_load import (
     load_proposer,
     try_proposers,

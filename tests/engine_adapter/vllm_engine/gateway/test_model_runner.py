@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from demo import model_path
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import model_runner
 from engine_adapter.vllm_engine.gateway.arguments import engine_args

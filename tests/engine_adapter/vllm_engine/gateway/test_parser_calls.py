@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import regex  # type: ignore[import-untyped]
 
-from engine_adapter.parsing import ParserFailure
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.parsing import ParserFailure
+from engine_adapter.seam.types import Delta, FinishReason
 from engine_adapter.vllm_engine.gateway import parser_calls as module
 from engine_adapter.vllm_engine.gateway.output_parser import VllmParser
 from engine_adapter.vllm_engine.gateway.parser_calls import (

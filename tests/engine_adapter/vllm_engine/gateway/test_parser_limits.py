@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.message_parts import (
+from engine_adapter.seam.message_parts import (
     AssistantMessage,
     CallArguments,
     CallBegin,
     TextPiece,
     assemble,
 )
-from engine_adapter.types import Delta
+from engine_adapter.seam.types import Delta
 from engine_adapter.vllm_engine.gateway import parser_calls
 from engine_adapter.vllm_engine.gateway.output_parser import VllmParser, _UnshownText
 from engine_adapter.vllm_engine.gateway.parser_calls import (

@@ -7,11 +7,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
-from engine_adapter.message_parts import AssistantMessage, assemble
-from engine_adapter.parsing import ParsingRequest
-from engine_adapter.types import Delta, FinishReason
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
+from engine_adapter.seam.message_parts import AssistantMessage, assemble
+from engine_adapter.seam.parsing import ParsingRequest
+from engine_adapter.seam.types import Delta, FinishReason
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers

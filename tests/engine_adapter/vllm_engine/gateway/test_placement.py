@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.placement import (
     THREADS_BIND,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine.gateway import preflight
 
 

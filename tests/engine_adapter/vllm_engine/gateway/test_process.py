@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineDead
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineDead
 from engine_adapter.vllm_engine.gateway import process as process_module
 from engine_adapter.vllm_engine.gateway.process import EngineProcess, describe_end
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from engine_adapter.config import EngineConfig
-from engine_adapter.errors import EngineConfigError
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import ray_backend
 from engine_adapter.vllm_engine.gateway.ray_backend import BACKEND, executor, tree_of

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from engine_adapter.config import RestartPolicy
-from engine_adapter.errors import EngineDead, EngineNotReady, EngineStartError
+from engine_adapter.seam.config import RestartPolicy
+from engine_adapter.seam.errors import EngineDead, EngineNotReady, EngineStartError
 from engine_adapter.vllm_engine.gateway import supervisor as supervisor_module
 from engine_adapter.vllm_engine.gateway.supervisor import Supervisor
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.counts import SpecStats
-from engine_adapter.errors import EngineDead, EngineError, EngineFull, InvalidRequest
-from engine_adapter.types import (
+from engine_adapter.seam.counts import SpecStats
+from engine_adapter.seam.errors import EngineDead, EngineError, EngineFull, InvalidRequest
+from engine_adapter.seam.types import (
     ConstraintKind,
     FinishReason,
     GenerationRequest,

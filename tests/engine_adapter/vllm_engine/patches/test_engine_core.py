@@ -11,7 +11,7 @@ from engine_adapter.policies import planner
 from engine_adapter.policies.contract import DraftFate
 from engine_adapter.policies.evidence import PROVEN_DRAFTS
 from engine_adapter.policies.proposers import ProposerTraits
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core

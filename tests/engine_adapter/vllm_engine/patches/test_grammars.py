@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import SpecDecodeParams
+from engine_adapter.seam.types import SpecDecodeParams
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.patches.grammars import patch_grammar_compiler

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 from tests.engine_adapter.vllm_engine.support.pretend_device import (
     DOWNLOAD,
     EVENT,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_adapter.staging import HostCopy
+from engine_adapter.proposers.staging import HostCopy
 
 
 @dataclass

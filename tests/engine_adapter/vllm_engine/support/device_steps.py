@@ -18,7 +18,7 @@ import torch
 
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.types import NONE, SpecMethod
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch

@@ -15,7 +15,7 @@ import torch
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.contract import Capabilities, ProposerSpec
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.target import TargetStep
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.vllm_engine.support.recorded import (
     Prompt,
     RecordedEngine,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine_adapter.types import ConstraintKind
+from engine_adapter.seam.types import ConstraintKind
 from engine_adapter.vllm_engine.grammars import serialized
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 from tests.engine_adapter.vllm_engine.support.exact import Sampling, distribution

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.counts import ProposerCounts, SpecStats, StepReport
-from engine_adapter.interface import Engine
-from engine_adapter.types import (
+from engine_adapter.seam.counts import ProposerCounts, SpecStats, StepReport
+from engine_adapter.seam.interface import Engine
+from engine_adapter.seam.types import (
     FinishReason,
     GenerationRequest,
     LoraAdapter,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -19,7 +19,7 @@ from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.proposers.vocabulary_map import VocabularyMap
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport, SpecgateConfig
 from engine_adapter.vllm_engine.worker import proposer_host as host_module
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch

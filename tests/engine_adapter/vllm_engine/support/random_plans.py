@@ -12,7 +12,7 @@ from typing import Any
 from engine_adapter.policies.contract import RowView, StepPlan, StepView
 from engine_adapter.policies.planner import Planner
 from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.core.scheduler import (
     SpecgateAsyncScheduler,

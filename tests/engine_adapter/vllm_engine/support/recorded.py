@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from engine_adapter.config import EngineConfig, draft_capacity
 from engine_adapter.policies.contract import StepPlan
-from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
+from engine_adapter.seam.config import EngineConfig, draft_capacity
+from engine_adapter.seam.types import SpecDecodeParams, SpecMethod, Switch
 
 Drafted = dict[int, tuple[str, tuple[int, ...]]]
 """Number of committed tokens -> the proposer, and its drafts."""

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from engine_adapter.counts import SpecStats, StepKind, StepReport
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.policies.planner import Planner
 from engine_adapter.policies.proposers import ProposerTraits
-from engine_adapter.types import SpecDecodeParams, SpecMethod, Switch
+from engine_adapter.seam.counts import SpecStats, StepKind, StepReport
+from engine_adapter.seam.types import SpecDecodeParams, SpecMethod, Switch
 from engine_adapter.vllm_engine.core.counting import StepSize
 from engine_adapter.vllm_engine.core.row_table import RowTable
 from engine_adapter.vllm_engine.wire import DraftReport, decode_request, decode_step

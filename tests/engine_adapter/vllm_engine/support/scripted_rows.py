@@ -4,7 +4,7 @@ from typing import Any
 
 from engine_adapter.policies.contract import DraftFate, StepPlan, StepView
 from engine_adapter.policies.planner import Planner, StepOutcome
-from engine_adapter.types import SpecMethod
+from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.vllm_engine.support.row_steps import DRAFT, NGRAM, TRAITS, RowSteps
 
 GOODPUT = SpecMethod("goodput", 5)

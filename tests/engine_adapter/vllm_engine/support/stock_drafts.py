@@ -54,7 +54,7 @@ def _run(
     arguments: dict[str, Any],
     prepare: Callable[[], None] | None,
 ) -> list[StockRun]:
-    from engine_adapter.config import EngineConfig
+    from engine_adapter.seam.config import EngineConfig
     from engine_adapter.vllm_engine.gateway.arguments import prepare_environment
 
     prepare_environment(EngineConfig(model, "stock", ()))

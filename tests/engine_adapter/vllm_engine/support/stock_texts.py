@@ -75,7 +75,7 @@ class StockTexts:
 
 
 def _prepare() -> None:
-    from engine_adapter.config import EngineConfig
+    from engine_adapter.seam.config import EngineConfig
     from engine_adapter.vllm_engine.gateway.arguments import prepare_environment
 
     prepare_environment(EngineConfig("stock", "stock", ()))

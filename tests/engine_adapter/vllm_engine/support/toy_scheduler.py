@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_adapter.policies.contract import RowView, StepPlan, StepView
 from engine_adapter.policies.fixed import FixedPolicy
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.core.scheduler import lookahead
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 

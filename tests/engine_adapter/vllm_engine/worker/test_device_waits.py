@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import NONE
+from engine_adapter.seam.types import NONE
 from tests.engine_adapter.vllm_engine.support.device_cases import (
     DRAWING,
     GATED,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine_adapter.proposers.batch import Drafts
-from engine_adapter.staging import joined
+from engine_adapter.proposers.staging import joined
 from engine_adapter.vllm_engine.worker.draft_validation import (
     BadDrafts,
     describe_error,

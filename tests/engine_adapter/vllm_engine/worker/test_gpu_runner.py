@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from demo import model_path
-from engine_adapter.config import EngineConfig
 from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.types import NONE, SpecMethod
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import NONE, SpecMethod
 from tests.engine_adapter.proposers.dflash_heads import dflash
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
 from tests.engine_adapter.vllm_engine.support import pretend_gpu

@@ -9,8 +9,8 @@ import torch
 
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.draft_table import DraftTable
-from engine_adapter.staging import HostCopy
-from engine_adapter.types import SpecMethod
+from engine_adapter.proposers.staging import HostCopy
+from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.request_rows import RequestRows
 from engine_adapter.vllm_engine.worker.step_drafts import (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_adapter.types import Alternative, TokenLogprob
+from engine_adapter.seam.types import Alternative, TokenLogprob
 from server.openai.message_parts import (
     AssistantMessage,
     CallArguments,

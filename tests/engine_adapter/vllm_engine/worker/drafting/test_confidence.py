@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine_adapter.proposers.batch import Drafts
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from engine_adapter.vllm_engine.worker.drafting.confidence import ConfidenceGate
 from tests.engine_adapter.vllm_engine.support.paged_cases import prompt
 

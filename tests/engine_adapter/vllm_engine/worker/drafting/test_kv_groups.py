@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import (
     DraftKVGroups,

@@ -13,7 +13,7 @@ import torch
 from demo import model_path
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.proposers.vocabulary_map import NO_TOKEN, VocabularyMap
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.support.paged_cases import kinds_of_worlds
 
 pytestmark = pytest.mark.needs_vllm

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.support.paged_cases import (
     check_random_run,
     kinds_of_worlds,

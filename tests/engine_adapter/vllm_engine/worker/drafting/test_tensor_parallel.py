@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from engine_adapter.types import GenerationRequest, SamplingOptions
+from engine_adapter.seam.types import GenerationRequest, SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,

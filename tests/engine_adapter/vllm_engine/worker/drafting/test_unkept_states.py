@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.types import PLAIN, SpecMethod
+from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.support.paged_cases import (
     kinds_of_worlds,
     prompt,

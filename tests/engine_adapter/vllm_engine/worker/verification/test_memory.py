@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine_adapter.proposers.methods import parse_spec
-from engine_adapter.staging import joined
+from engine_adapter.proposers.staging import joined
 from tests.engine_adapter.vllm_engine.support.peak_memory import peak_memory
 from tests.engine_adapter.vllm_engine.support.v2_states import rows_of, sampler_of
 

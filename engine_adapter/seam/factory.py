@@ -1,0 +1,52 @@
+"""Creates an engine by name. Only then are the engine's modules imported."""
+
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry
+
+from engine_adapter.data_parallel.engine import DataParallelEngine
+from engine_adapter.proposers.methods import with_prediction
+from engine_adapter.seam.config import EngineConfig, draft_capacity
+from engine_adapter.seam.interface import Engine, EngineObserver
+
+ENGINES = ("vllm", "fake")
+"""The engines that `create_engine` knows."""
+
+
+def create_engine(
+    name: str, config: EngineConfig, registry: CollectorRegistry, observer: EngineObserver
+) -> Engine:
+    """Builds an engine without starting it.
+
+    Args:
+        name: one of `ENGINES`.
+        registry: gets the engine's own metrics, the `vllm:` names.
+        observer: gets the engine's reports.
+
+    Raises:
+        ValueError: `name` is not in `ENGINES`.
+        EngineConfigError: a setting cannot work.
+    """
+    capacity = draft_capacity(config.proposers, config.max_speculative_tokens)
+    config = replace(config, proposers=with_prediction(config.proposers, capacity))
+    if config.data_parallel_size == 1:
+        return _one_engine(name, config, registry, observer)
+
+    def create(index: int, own: EngineObserver) -> Engine:
+        return _one_engine(name, replace(config, data_parallel_index=index), registry, own)
+
+    return DataParallelEngine(create, config.data_parallel_size, config.proposers, observer)
+
+
+def _one_engine(
+    name: str, config: EngineConfig, registry: CollectorRegistry, observer: EngineObserver
+) -> Engine:
+    if name == "vllm":
+        from engine_adapter.vllm_engine.gateway.engine import VllmEngine
+
+        return VllmEngine(config, registry, observer)
+    if name == "fake":
+        from engine_adapter.fake.replay import create_fake_engine
+
+        return create_fake_engine(config, registry, observer)
+    raise ValueError(f"unknown engine {name!r}; the engines are {', '.join(ENGINES)}")

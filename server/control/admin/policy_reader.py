@@ -1,0 +1,49 @@
+"""Parameters of policies as settings and `PUT /v1/spec_policy` have them. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_adapter.policies.catalog import read_policy, to_json
+from engine_adapter.policies.names import AUTO, POLICY_NAMES, policy_name
+from engine_adapter.policies.parameters import PolicyError
+from engine_adapter.seam.text import clip, cut
+from server.control.method_names import LoadedProposers
+
+
+def read_policies(
+    given: Mapping[str, Any], loaded: LoadedProposers
+) -> dict[str, Mapping[str, Any]]:
+    """Policy -> its checked parameters, as they were given.
+
+    Args:
+        given: policy, or `auto` -> an object of parameters.
+        loaded: the proposers that parameters may name.
+
+    Raises:
+        PolicyError: a policy or a parameter is unknown, or a value cannot work; the field
+            begins with the policy's name as it was given.
+    """
+    read: dict[str, Mapping[str, Any]] = {}
+    for written, parameters in given.items():
+        name = policy_name(written)
+        if name is None:
+            there_are = ", ".join((AUTO, *POLICY_NAMES))
+            raise PolicyError(cut(written, 64), f"is not a policy; the policies are {there_are}")
+        if name in read:
+            raise PolicyError(written, f"is {name}, which is given too")
+        if not isinstance(parameters, Mapping):
+            raise PolicyError(written, f"must be an object of parameters, got {clip(parameters)}")
+        try:
+            with_defaults(name, parameters, loaded)
+        except PolicyError as error:
+            raise PolicyError(f"{written}.{cut(error.field)}", error.message) from None
+        read[name] = parameters
+    return read
+
+
+def with_defaults(
+    name: str, parameters: Mapping[str, Any], loaded: LoadedProposers
+) -> dict[str, Any]:
+    """All parameters of a policy. Raises `PolicyError`."""
+    ks = {p.name: p.num_speculative_tokens for p in loaded.proposers}
+    return to_json(name, read_policy(name, parameters, ks, loaded.primary))

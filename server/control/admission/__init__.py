@@ -1,0 +1,1 @@
+"""Admission: limits of keys, the queue, and the engine's slots."""

@@ -1,0 +1,133 @@
+"""How much of the queue each API key has, and which requests give their places to another one.
+
+A full queue takes a request if its key, with it, still queues less than the key that queues most.
+That key's last request of its highest `priority` value gives its place. So the keys that want more
+than their part of the queue share it evenly, and a request that is sent again at once does not take
+its place back. The same holds for prompt tokens, where several requests may give their places.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from heapq import heapify, heapreplace
+from typing import Generic, Protocol, TypeVar
+
+from server.control.admission.request_cost import RequestCost
+
+
+class QueuedRequest(Protocol):
+    """A request of which no sequence has begun. `number` grows with each arrival."""
+
+    cost: RequestCost
+    number: int
+
+
+R = TypeVar("R", bound=QueuedRequest)
+
+
+class _Share(Generic[R]):
+    """The requests of one key: (priority, number, request), those that go first at the front."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[int, int, R]] = []
+        self.prompt_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def from_end(self, place: int) -> R:
+        """The request so many places before the last one."""
+        return self.requests[-1 - place][2]
+
+
+class QueueShares(Generic[R]):
+    """The requests in the queue, by key. Lives on the event loop.
+
+    Attributes:
+        num_requests, prompt_tokens: of all keys together.
+    """
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.prompt_tokens = 0
+        self._shares: dict[str | None, _Share[R]] = {}
+
+    def add(self, request: R) -> None:
+        """Counts a request that has entered the queue."""
+        cost = request.cost
+        share = self._shares.setdefault(cost.key, _Share())
+        insort(share.requests, (cost.priority, request.number, request))
+        self._count(share, cost, 1)
+
+    def discard(self, request: R) -> None:
+        """Takes a request out, if it is in the queue."""
+        cost = request.cost
+        share = self._shares.get(cost.key, _Share())
+        index = bisect_left(share.requests, (cost.priority, request.number))
+        if index == len(share) or share.requests[index][2] is not request:
+            return
+        del share.requests[index]
+        self._count(share, cost, -1)
+        if not share.requests:
+            del self._shares[cost.key]
+
+    def gives_place_to(self, key: str | None) -> bool:
+        """Whether a full queue has a place for another request of the key."""
+        return self._num(key) + 1 < len(self._greediest())
+
+    def victims_for(self, cost: RequestCost, most: int, most_tokens: int) -> list[R] | None:
+        """The requests that must leave the queue for another one; `None` if it gets no place.
+
+        An empty queue takes a request of any size.
+
+        Args:
+            most, most_tokens: the limits of requests and of prompt tokens.
+        """
+        victims: list[R] = []
+        if self.num_requests >= most:
+            if not self.gives_place_to(cost.key):
+                return None
+            victims = [self._greediest().from_end(0)]
+        remaining = self.prompt_tokens - sum(victim.cost.prompt_tokens for victim in victims)
+        excess = remaining + cost.prompt_tokens - most_tokens
+        if excess <= 0 or self.num_requests == len(victims):
+            return victims
+        more = self._victims_by_tokens(cost, excess, victims)
+        return None if more is None else [*victims, *more]
+
+    def _victims_by_tokens(
+        self, cost: RequestCost, excess: int, victims: Sequence[R]
+    ) -> list[R] | None:
+        """Those that must leave beside `victims`, so that `excess` prompt tokens do."""
+        share = self._shares.get(cost.key)
+        level = cost.prompt_tokens + (0 if share is None else share.prompt_tokens)
+        tokens = {key: share.prompt_tokens for key, share in self._shares.items()}
+        for victim in victims:
+            tokens[victim.cost.key] -= victim.cost.prompt_tokens
+        if sum(max(0, count - level) for count in tokens.values()) < excess:
+            return None
+        keys = [victim.cost.key for victim in victims]
+        # (Tokens of a key, negative for the heap; an index that decides between equals; the key;
+        # how many of its requests leave.)
+        heap = [(-count, i, key, keys.count(key)) for i, (key, count) in enumerate(tokens.items())]
+        heapify(heap)
+        more: list[R] = []
+        while excess > 0:
+            count, i, key, num_victims = heap[0]
+            victim = self._shares[key].from_end(num_victims)
+            more.append(victim)
+            excess -= victim.cost.prompt_tokens
+            heapreplace(heap, (count + victim.cost.prompt_tokens, i, key, num_victims + 1))
+        return more
+
+    def _num(self, key: str | None) -> int:
+        share = self._shares.get(key)
+        return 0 if share is None else len(share)
+
+    def _greediest(self) -> _Share[R]:
+        """The key with the most requests."""
+        return max(self._shares.values(), key=len, default=_Share())
+
+    def _count(self, share: _Share[R], cost: RequestCost, sign: int) -> None:
+        self.num_requests += sign
+        self.prompt_tokens += sign * cost.prompt_tokens
+        share.prompt_tokens += sign * cost.prompt_tokens

@@ -1,0 +1,1 @@
+"""Routing rules: which requests get which spec method without asking for one."""
