@@ -63,6 +63,7 @@ check: $(VENV)/.dev  ## Format, lint, types, rules of the source tree.
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES) tests
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+	@find $(SOURCES) -name '*.py' -exec awk 'END {if (FNR > 300) print "long: " FILENAME ", " FNR " lines"}' {} \;
 
 # On a machine with a GPU, whose environment is not the one that this file installs. It runs what is
 # installed there, also in a folder that has a `server` of its own.

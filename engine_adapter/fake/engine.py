@@ -1,7 +1,4 @@
-"""`FakeEngine`: an `Engine` without a model.
-
-Long because it has every call of the seam.
-"""
+"""`FakeEngine`: an `Engine` without a model."""
 
 import asyncio
 import itertools

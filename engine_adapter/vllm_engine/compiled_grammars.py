@@ -1,7 +1,5 @@
 """The compiled grammars of a process: one store, bounded in bytes.
 
-Long because what is compiled, counted, dropped and freed has one lock.
-
 EngineCore compiles what constrains texts, the worker what guides drafts. With one rank they are one
 process and share the store, so no step waits for a compilation. Equal grammars share one matcher,
 which never advances: a sequence gets a copy. Copies share what their lexers learn while they read,

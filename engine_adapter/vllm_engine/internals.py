@@ -1,7 +1,7 @@
 """The internals of vLLM that Specgate overrides, reads, sets and changes, as data.
 
 Read in vLLM 0.32.0 and 0.33.0. With `compat.NAMES`, everything that a new release can break: it is
-read from top to bottom then (docs/upgrading-vllm.md). Long because it is one list.
+read from top to bottom then (docs/upgrading-vllm.md).
 """
 
 _RUNNER_HOOKS = (

@@ -4,8 +4,6 @@ uvicorn reads a head of any size, waits without end, and lets an answer wait for
 a head has limits, each wait for the client has a deadline, and a stream does not wait for its
 reader: what the client leaves unread is buffered up to a limit, above which the stream is aborted.
 So the engine's output is never held up, and a stream without a reader ends with its generation.
-
-Long because reading, answering and ending share the state of one connection.
 """
 
 import asyncio

@@ -5,7 +5,6 @@ in `server.telemetry.http_metrics`, those of API keys in `server.telemetry.usage
 the queue and of limits in `server.telemetry.admission_metrics`, those of connections in
 `server.telemetry.connection_metrics`, those of keys, audit and log in
 `server.telemetry.file_metrics`, those of stored responses in `server.telemetry.response_metrics`.
-Long because the queries stand beside the metrics.
 
 Counters, gauges and histograms; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.

@@ -3,8 +3,6 @@
 One step, in the order of the calls: `start_step`, `plan`, then, when the step's outputs arrive,
 `start_count`, `count_verified`, `count_emitted`, `end_count`, `attach_stats`, `step_stats`. Where
 scheduling is asynchronous, the next step is planned before the outputs of the one before arrive.
-
-Long because every method works on the same rows and steps.
 """
 
 import time

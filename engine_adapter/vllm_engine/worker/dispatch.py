@@ -5,8 +5,6 @@ The tokens of the step are on the CPU when it is called.
 Under tensor parallelism every rank drafts the same rows, and the scheduler takes rank 0's drafts.
 Ranks stay together because the plan and the quarantined proposers come from the scheduler, and
 because a proposer's drafts and its failures depend only on its batch.
-
-Long because each call of a proposer, its time and its faults have one way.
 """
 
 import logging

@@ -5,8 +5,6 @@ holds new requests and waits for the admitted ones), swap (the engine), release.
 an `immediate` switch before the method is published, so no request carries the number of a switch
 that the engine has not applied. A switch that fails, or does not get past its fence, leaves the old
 method. A switch's number is `epoch` in the code and `generation` in the API.
-
-Long because the phases of a switch share its state.
 """
 
 import asyncio

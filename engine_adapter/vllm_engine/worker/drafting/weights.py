@@ -2,7 +2,7 @@
 
 vLLM gives the layers of every draft model the same names. Here the names contain the proposer's,
 so that each has its own KV. The drafting itself is in `paged_model` and `paged_head`. What only
-heads have is in `head_weights`. Long because a loaded model and what its passes read are one.
+heads have is in `head_weights`.
 """
 
 from collections.abc import Mapping
