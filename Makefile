@@ -72,8 +72,9 @@ GPU_PYTHON ?= python3
 gpu-check:  ## Checks everything that needs a GPU; ARGS="..." goes to `specgate bench gpu`.
 	"$$(dirname "$$(command -v $(GPU_PYTHON))")/specgate" bench gpu $(ARGS)
 
-openapi: $(VENV)/.cpu  ## Rewrites docs/openapi.json, which a test compares with the server's.
-	$(BIN)/python -m server.contract docs/openapi.json
+openapi: $(VENV)/.cpu  ## Writes dist/openapi.json, which a release carries.
+	mkdir -p dist
+	$(BIN)/python -m server.contract dist/openapi.json
 
 format: $(VENV)/.dev  ## Formats, and fixes what lint can fix.
 	$(BIN)/ruff format .

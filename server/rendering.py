@@ -140,13 +140,14 @@ class Renderer:
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        param: str = "messages",
         max_chars: int | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a chat, as the template renders it.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
-        format. Raises `InvalidField` if the model has no template, the template rejects the
-        messages, or the rendered chat has more than `max_chars` characters.
+        format. Raises `InvalidField`, mostly naming `param`, if the model has no template, the
+        template rejects the messages, or the rendered chat has more than `max_chars` characters.
         """
         self._check_variables(variables or {})
         # Templates tell "no tools" by null, and some take an empty list for tools.
@@ -158,13 +159,14 @@ class Renderer:
         render = partial(
             self._render,
             chat,
+            param,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
         text, hidden_value = await self._threads.run(render, _size(tuple(chat.values())))
         encode = partial(self._encoder.encode_rendered, text, hidden_value, add_special_tokens)
         is_slow = hidden_value.has_tokens or bool(hidden_value.originals)
-        return await self._encoded(encode, text, "messages", max_chars, is_slow=is_slow)
+        return await self._encoded(encode, text, param, max_chars, is_slow=is_slow)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
@@ -218,10 +220,12 @@ class Renderer:
                 param = f"chat_template_kwargs.{name}"
                 raise InvalidField(param, f"{param} is not a variable of the template.")
 
-    def _render(self, chat: Mapping[str, Any], **options: Any) -> tuple[str, HiddenValue]:
+    def _render(
+        self, chat: Mapping[str, Any], param: str, **options: Any
+    ) -> tuple[str, HiddenValue]:
         if not self.has_chat_template:
             message = "The model has no chat template; set one with --chat-template."
-            raise InvalidField("messages", message, "no_chat_template")
+            raise InvalidField(param, message, "no_chat_template")
         try:
             hidden_value = HiddenValue(chat, False, {})
             if self._as_text:
@@ -236,7 +240,7 @@ class Renderer:
             )
         except (TemplateError, TypeError, ValueError, RecursionError) as error:
             message = f"The chat template rejects these messages: {cut(str(error))}"
-            raise InvalidField("messages", message) from error
+            raise InvalidField(param, message) from error
         return str(text), hidden_value
 
 

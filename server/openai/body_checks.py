@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from engine_adapter.seam.text import cut
-from engine_adapter.seam.types import LoraAdapter
+from engine_adapter.seam.types import LoraAdapter, StructuredOutput
 from server.errors import InvalidField
 from server.http.headers import IGNORED_FIELDS
 from server.openai.models import find_adapter
-from server.rendering import Renderer
-from server.schema.base import Body, refused_when_strict
+from server.schema.base import Body, without_effect
+from server.schema.chat import ReasoningEffort
 from server.schema.generation_body import GenerationBody
 from server.settings import Settings
 from server.state import Runtime
@@ -39,42 +39,42 @@ class CheckedBody:
 
 
 def check_body(runtime: Runtime, body: Body) -> CheckedBody:
-    """Checks what needs no tokenizer. Raises `NotFound`, `InvalidField`."""
+    """Checks the model's name and unknown fields. Raises `NotFound`, `InvalidField`."""
     name = runtime.settings.served_model_name[0] if body.model is None else body.model
     adapter = find_adapter(runtime, name)
-    strict = runtime.settings.strict_fields
-    ignored = body.ignored_fields(strict=strict)
-    if isinstance(body, GenerationBody):
-        check_generation(runtime.settings, body)
-    ignored += ignored_effort(runtime.renderer, body, strict=strict)
+    ignored = body.ignored_fields(strict=runtime.settings.strict_fields)
     return CheckedBody(name, ignored, adapter)
 
 
-def check_generation(settings: Settings, body: GenerationBody) -> None:
-    """Raises `InvalidField` for what the settings exclude, and for contradictory streaming."""
+def check_generation_body(runtime: Runtime, body: GenerationBody) -> CheckedBody:
+    """The same, and checks what the settings exclude, and what streams exclude."""
+    checked = check_body(runtime, body)
     body.check_stream_options()
-    if body.priority and settings.scheduling_policy != "priority":
+    if body.priority and runtime.settings.scheduling_policy != "priority":
         message = "priority needs a server that was started with --scheduling-policy priority."
         raise InvalidField("priority", message, "unsupported_parameter")
-    constraint = body.structured_output() if settings.strict_fields else None
-    if constraint is not None and constraint.unenforced:
+    return checked
+
+
+def check_enforced(settings: Settings, constraint: StructuredOutput | None) -> None:
+    """Raises `InvalidField` for keywords that are left out, with `--strict-fields`."""
+    if settings.strict_fields and constraint is not None and constraint.unenforced:
         names = cut(", ".join(constraint.unenforced))
         message = f"{constraint.param} has keywords that cannot be enforced: {names}."
         raise InvalidField(constraint.param, message)
 
 
-def ignored_effort(renderer: Renderer, body: Body, *, strict: bool) -> tuple[str, ...]:
-    """`reasoning_effort`, if it asks for reasoning and the chat template does not know it.
+def unmet_effort(runtime: Runtime, effort: ReasoningEffort | None, param: str) -> tuple[str, ...]:
+    """The field of an effort of reasoning that the chat template does not read.
 
-    Raises `InvalidField` then, with `strict`.
+    Raises `InvalidField` then, with `--strict-fields`.
     """
-    declared = "reasoning_effort" in type(body).model_fields
-    effort = getattr(body, "reasoning_effort", None) if declared else None
-    if effort in (None, "none") or renderer.mentions("reasoning_effort", "enable_thinking"):
+    reads = runtime.renderer.mentions
+    if effort in (None, "none") or reads("reasoning_effort", "enable_thinking"):
         return ()
-    if strict:
-        raise refused_when_strict("reasoning_effort")
-    return ("reasoning_effort",)
+    if runtime.settings.strict_fields:
+        raise without_effect(param)
+    return (param,)
 
 
 def header_list(names: Sequence[str], safe: str = "") -> str:

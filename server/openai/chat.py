@@ -2,81 +2,85 @@
 
 from dataclasses import replace
 
-from server.errors import InvalidField
 from server.openai.answer_overlap import earlier_overlap
-from server.openai.body_checks import check_body
+from server.openai.body_checks import check_enforced, check_generation_body, unmet_effort
+from server.openai.chat_input import ChatInput, chat_input
 from server.openai.chat_shape import ChatShape
 from server.openai.output_limit import output_limit
 from server.openai.prompts import (
-    chat_prompt,
     check_prompt,
     predicted_tokens,
     prompt_text_limit,
-    template_variables,
+    render_chat,
     truncated,
 )
 from server.openai.request import PreparedRequest, answer_options
 from server.openai.sampling import check_logprobs, sampling_options
 from server.openai.tool_use import check_tool_use, tool_use
+from server.schema.base import without_effect
 from server.schema.chat import ChatCompletionRequest
+from server.schema.generation_body import GenerationBody
 from server.state import Runtime
 
 
 async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> PreparedRequest:
-    """Checks and renders a chat. Raises `ApiError`."""
-    checked = check_body(runtime, body)
-    check_tool_use(runtime, body)
-    info = runtime.info
-    num_top = _num_top_logprobs(body)
-    check_logprobs(info, num_top, "top_logprobs")
-    check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
-    max_tokens, param = _max_tokens(body)
-    max_chars = prompt_text_limit(runtime, body)
-    whole = await chat_prompt(runtime.renderer, body.messages, body, max_chars)
-    expected = max_tokens or runtime.settings.default_max_tokens
-    prompt = truncated(body, info, whole, expected)
-    check_prompt(info, prompt, "messages")
-    max_tokens = output_limit(runtime, len(prompt), max_tokens, param)
+    """Checks and renders a chat completion. Raises `ApiError`."""
+    return await prepare_input(runtime, body, chat_input(body), "chatcmpl-")
+
+
+async def prepare_input(
+    runtime: Runtime, body: GenerationBody, chat: ChatInput, id_prefix: str
+) -> PreparedRequest:
+    """Checks and renders a chat of any endpoint.
+
+    Args:
+        body: its fields that have one name in all endpoints.
+        id_prefix: see `PreparedRequest`.
+
+    Raises:
+        ApiError: the chat cannot be generated.
+    """
+    checked = check_generation_body(runtime, body)
+    _check_input(runtime, body, chat)
+    info, settings, names = runtime.info, runtime.settings, chat.names
+    ignored = (*checked.ignored, *chat.ignored, *unmet_effort(runtime, chat.effort, names.effort))
+    whole = await render_chat(runtime.renderer, chat.prompt, prompt_text_limit(runtime, body))
+    prompt = truncated(body, info, whole, chat.max_tokens or settings.default_max_tokens)
+    check_prompt(info, prompt, names.messages)
     options = sampling_options(
         body,
         info,
         len(prompt),
-        max_tokens=max_tokens,
-        logprobs=num_top,
+        chat.constraint,
+        max_tokens=output_limit(runtime, len(prompt), chat.max_tokens, chat.max_tokens_name),
+        logprobs=chat.num_top_logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )
     prediction = await predicted_tokens(runtime.renderer, info, body.prediction)
     overlap = None
     if runtime.router.uses_overlap:
-        overlap = await earlier_overlap(runtime.renderer, body.messages)
-    use = tool_use(runtime, body, tuple(prompt), options.structured_output)
-    unmet = use.unmet(strict=runtime.settings.strict_fields)
+        overlap = await earlier_overlap(runtime.renderer, chat.prompt.messages)
+    use = tool_use(runtime, body, chat, tuple(prompt))
+    ignored += use.unmet(strict=settings.strict_fields)
+    readers = [use.new_reader() for _ in range(body.n or 1)]
     return PreparedRequest(
         answer_options(body),
-        replace(checked, ignored=(*checked.ignored, *unmet)),
-        "chatcmpl-",
+        replace(checked, ignored=ignored),
+        id_prefix,
         [prompt],
         [use.constrained(options)],
         prediction,
-        ChatShape(num_top, [use.new_reader() for _ in range(body.n or 1)]),
+        ChatShape(chat.num_top_logprobs, readers),
         overlap,
-        template_variables=template_variables(body),
+        template_variables=chat.prompt.variables,
     )
 
 
-def _num_top_logprobs(body: ChatCompletionRequest) -> int | None:
-    """Alternatives per token; `None` if the client requests no log probabilities."""
-    if body.logprobs:
-        return body.top_logprobs or 0
-    if body.top_logprobs:
-        raise InvalidField("top_logprobs", "top_logprobs requires `logprobs` to be true.")
-    return None
-
-
-def _max_tokens(body: ChatCompletionRequest) -> tuple[int | None, str]:
-    """The limit and the field that sets it; `None` is up to the end of the context."""
-    old, new = body.max_tokens, body.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        message = "max_tokens and max_completion_tokens are both given and differ; send one."
-        raise InvalidField("max_completion_tokens", message)
-    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+def _check_input(runtime: Runtime, body: GenerationBody, chat: ChatInput) -> None:
+    """Raises `InvalidField` for what this server or its engine does not allow."""
+    if chat.ignored and runtime.settings.strict_fields:
+        raise without_effect(chat.ignored[0])
+    check_tool_use(runtime.settings, body, chat)
+    check_enforced(runtime.settings, chat.constraint)
+    check_logprobs(runtime.info, chat.num_top_logprobs, "top_logprobs")
+    check_logprobs(runtime.info, body.prompt_logprobs, "prompt_logprobs")

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_adapter.seam.types import Delta, FinishReason, SamplingOptions, TokenLogprob
 from server.errors import InvalidField
-from server.openai.body_checks import check_body
+from server.openai.body_checks import check_enforced, check_generation_body
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
 from server.openai.output_limit import output_limit
@@ -30,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> PreparedRequest:
     """Checks and renders a completion. Raises `ApiError`."""
-    checked = check_body(runtime, body)
+    checked = check_generation_body(runtime, body)
     info, renderer = runtime.info, runtime.renderer
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidField("best_of", "best_of must be equal to n.")
@@ -135,6 +135,8 @@ def _options(
     runtime: Runtime, body: CompletionRequest, sizes: Sequence[int]
 ) -> list[SamplingOptions]:
     """The options of each prompt, of these sizes in tokens; they differ in their limit only."""
+    constraint = body.structured_output()
+    check_enforced(runtime.settings, constraint)
     chosen = [
         output_limit(runtime, size, body.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
         for size in sizes
@@ -145,6 +147,7 @@ def _options(
         body,
         runtime.info,
         sizes[0],
+        constraint,
         max_tokens=min(limits),
         logprobs=body.logprobs,
         prompt_logprobs=max((count for count in asked if count is not None), default=None),

@@ -1,16 +1,14 @@
 """A body's messages or text -> prompt token ids, the same for generation and for `/tokenize`."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from engine_adapter.seam.text import clip
 from engine_adapter.seam.types import EngineInfo, SamplingOptions
 from server.errors import InvalidField
+from server.openai.chat_input import ChatPrompt
 from server.rendering import Renderer
-from server.schema.chat import ChatPromptFields
 from server.schema.generation_body import GenerationBody, Prediction
 from server.schema.json_values import surrogate_path
-from server.schema.messages import Message
 from server.state import Runtime
 
 MAX_CHARS = 1_000_000
@@ -20,33 +18,21 @@ MAX_PROMPT_PARTS = 2**22
 """Tokens and log probabilities of prompts that an answer in one piece holds: 100 MB of JSON."""
 
 
-async def chat_prompt(
-    renderer: Renderer,
-    messages: Sequence[Message],
-    fields: ChatPromptFields,
-    max_chars: int,
-) -> tuple[int, ...]:
+async def render_chat(renderer: Renderer, chat: ChatPrompt, max_chars: int) -> tuple[int, ...]:
     """The token ids of a chat. Raises `InvalidField`; see `Renderer.encode` for `max_chars`."""
-    continues = bool(fields.continue_final_message)
-    if continues and fields.add_generation_prompt:
-        message = "continue_final_message and add_generation_prompt exclude each other."
-        raise InvalidField("continue_final_message", message)
     try:
         return await renderer.encode_chat(
-            [message.for_template() for message in messages],
-            # If the model continues the last message, the template must not open a new one.
-            add_generation_prompt=not continues and fields.add_generation_prompt is not False,
-            continue_final_message=continues,
-            add_special_tokens=bool(fields.add_special_tokens),
-            variables=template_variables(fields),
-            tools=[tool.for_template() for tool in fields.tools or ()],
+            [message.for_template() for message in chat.messages],
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            add_special_tokens=chat.add_special_tokens,
+            variables=chat.variables,
+            tools=chat.tools,
+            param=chat.names.messages,
             max_chars=max_chars,
         )
     except InvalidField as error:
-        if error.code is not None:
-            raise
-        shown = {name: getattr(fields, name) for name in ("tools", "chat_template_kwargs")}
-        path = surrogate_path({"messages": list(messages), **shown})
+        path = surrogate_path(dict(chat.texts())) if error.code is None else None
         if path is None:
             raise
         raise InvalidField(path, f"{path} contains a lone surrogate.") from None
@@ -67,18 +53,6 @@ def prompt_text_limit(runtime: Runtime, body: GenerationBody) -> int:
     """The most characters of a prompt; see `text_limit`."""
     is_bounded = body.truncate_prompt_tokens is None
     return text_limit(runtime.renderer, runtime.info, is_bounded=is_bounded)
-
-
-def template_variables(fields: ChatPromptFields) -> dict[str, Any]:
-    """The template's own variables. The effort of reasoning is one of them, as in vLLM."""
-    given = dict(fields.chat_template_kwargs or {})
-    effort = fields.reasoning_effort
-    if effort is None:
-        return given
-    if given.get("reasoning_effort", effort) != effort:
-        message = "reasoning_effort and chat_template_kwargs.reasoning_effort differ; send one."
-        raise InvalidField("reasoning_effort", message)
-    return {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
 
 
 def truncated(

@@ -12,6 +12,7 @@ def sampling_options(
     body: GenerationBody,
     info: EngineInfo,
     prompt_tokens: int,
+    constraint: StructuredOutput | None,
     *,
     max_tokens: int | None,
     logprobs: int | None,
@@ -19,11 +20,11 @@ def sampling_options(
 ) -> SamplingOptions:
     """The request's sampling; fields that are not set have OpenAI's default.
 
-    Raises `InvalidField` for values outside the engine's limits.
+    Raises `InvalidField` for values outside the engine's limits, and for a constraint beside a
+    field that decides, too, where the text ends.
     """
-    min_tokens = body.min_tokens or 0
-    limit = info.max_model_len - prompt_tokens if max_tokens is None else max_tokens
-    _check_min_tokens(min_tokens, limit)
+    _check_end(body, constraint)
+    rest_of_context = info.max_model_len - prompt_tokens
     bias = {int(token_id): value for token_id, value in (body.logit_bias or {}).items()}
     check_token_ids(info, body.stop_token_ids or (), "stop_token_ids")
     check_token_ids(info, tuple(bias), "logit_bias")
@@ -34,7 +35,7 @@ def sampling_options(
         # -1 is vLLM's older spelling of "all".
         top_k=max(body.top_k or 0, 0),
         min_p=_or(body.min_p, _DEFAULTS.min_p),
-        min_tokens=min_tokens,
+        min_tokens=_min_tokens(body, max_tokens or rest_of_context),
         max_tokens=max_tokens,
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -45,7 +46,7 @@ def sampling_options(
         logit_bias=bias,
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         bad_words=tuple(body.bad_words or ()),
-        structured_output=_structured_output(body),
+        structured_output=constraint,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         ignore_eos=bool(body.ignore_eos),
@@ -60,20 +61,21 @@ def check_logprobs(info: EngineInfo, logprobs: int | None, param: str) -> None:
         raise InvalidField(param, f"{param} can be at most {info.max_logprobs}, not {logprobs}.")
 
 
-def _structured_output(body: GenerationBody) -> StructuredOutput | None:
-    """The constraint on the text. It decides where the text ends, so other fields must not."""
-    wanted = body.structured_output()
-    if wanted is not None:
-        for name in ("ignore_eos", "min_tokens"):
-            if getattr(body, name):
-                raise InvalidField(name, f"{name} and {wanted.param} exclude each other.")
-    return wanted
+def _check_end(body: GenerationBody, constraint: StructuredOutput | None) -> None:
+    """A constraint decides where the text ends, so other fields must not."""
+    if constraint is None:
+        return
+    for name in ("ignore_eos", "min_tokens"):
+        if getattr(body, name):
+            raise InvalidField(name, f"{name} and {constraint.param} exclude each other.")
 
 
-def _check_min_tokens(min_tokens: int, limit: int) -> None:
+def _min_tokens(body: GenerationBody, limit: int) -> int:
+    min_tokens = body.min_tokens or 0
     if min_tokens > limit:
         message = f"min_tokens is {min_tokens}, but at most {limit} tokens can be generated."
         raise InvalidField("min_tokens", message)
+    return min_tokens
 
 
 def _temperature(body: GenerationBody) -> float:

@@ -1,4 +1,4 @@
-"""How a chat's tools and reasoning are held and read: from its body to a reader per choice."""
+"""How a chat's tools and reasoning are held and read: from its input to a reader per choice."""
 
 import time
 from collections.abc import Callable
@@ -12,13 +12,16 @@ from engine_adapter.seam.parsing import (
     Parsing,
     ParsingRequest,
 )
-from engine_adapter.seam.types import SamplingOptions, StructuredOutput
+from engine_adapter.seam.types import SamplingOptions
 from server.errors import InvalidField
+from server.openai.chat_input import ChatInput
+from server.openai.function_tools import FunctionTools
 from server.openai.message_parts import MessageReader, TextReader
-from server.openai.prompts import template_variables
 from server.openai.readers import AnswerOrCallsReader, NamedReader, ParsedReader, RequiredReader
-from server.schema.chat import ChatCompletionRequest
-from server.schema.tools import NamedTool, ToolChoice, call_schemas, check_choice, check_tools
+from server.schema.generation_body import GenerationBody
+from server.schema.structured import constraint_field
+from server.schema.tools import NamedTool
+from server.settings import Settings
 from server.state import Runtime
 from server.telemetry.metrics import Metrics
 from server.telemetry.repeated_warning import RepeatedWarning
@@ -26,20 +29,21 @@ from server.telemetry.repeated_warning import RepeatedWarning
 _failures = RepeatedWarning("parser_failed")
 
 
-def check_tool_use(runtime: Runtime, body: ChatCompletionRequest) -> None:
-    """Raises `InvalidField` for tools that cannot work, or that the server is not set up for."""
-    check_tools(body.tools or ())
-    check_choice(body.tools or (), body.tool_choice)
-    settings = runtime.settings
-    if body.choice == "auto" and not settings.enable_auto_tool_choice:
+def check_tool_use(settings: Settings, body: GenerationBody, chat: ChatInput) -> None:
+    """Raises `InvalidField` for tools or hidden reasoning that the server is not set up for."""
+    if chat.tools.choice == "auto" and not settings.enable_auto_tool_choice:
         message = (
             '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be '
             "set; tool_choice 'required', a named tool and 'none' do not."
         )
         raise InvalidField("tool_choice", message)
-    if body.include_reasoning is False and settings.reasoning_parser:
-        for field in ("logprobs", "return_token_ids"):
-            if getattr(body, field):
+    if not chat.shows_reasoning and settings.reasoning_parser:
+        shown = {
+            chat.names.logprobs: chat.num_top_logprobs is not None,
+            "return_token_ids": body.return_token_ids,
+        }
+        for field, is_set in shown.items():
+            if is_set:
                 message = f"{field} would show the reasoning that include_reasoning hides."
                 raise InvalidField("include_reasoning", message)
 
@@ -51,20 +55,18 @@ class ToolUse:
     Attributes:
         on_failure: called for each choice whose parser fails.
         parsing: the engine's parsers; `None` if the text needs none.
-        choice: OpenAI's, with its default.
-        single: at most one call.
+        tools: what the model may or must call.
         shows_reasoning: the message has the reasoning.
-        strict: the fields `strict` of tools that the model may call.
+        strict_fields: the fields `strict` of tools that the model may call.
         of_answer: those of a text that is an answer where it can be calls.
         calls: the constraint on a text in which the model may call tools, if it has one.
     """
 
     on_failure: Callable[[ParserFailure], None]
     parsing: Parsing | None
-    choice: ToolChoice
-    single: bool
+    tools: FunctionTools
     shows_reasoning: bool
-    strict: tuple[str, ...]
+    strict_fields: tuple[str, ...]
     of_answer: Parsing | None = None
     calls: CallConstraint | None = None
 
@@ -82,29 +84,30 @@ class ToolUse:
             answer, calls = self._reader(self.of_answer), self._reader(self.parsing)
             return AnswerOrCallsReader(answer, calls, self.calls.begins)
         inner = self._reader(self.parsing)
-        if isinstance(self.choice, NamedTool):
-            return NamedReader(inner, self.choice.function.name)
-        return RequiredReader(inner) if self.choice == "required" else inner
+        choice = self.tools.choice
+        if isinstance(choice, NamedTool):
+            return NamedReader(inner, choice.function.name)
+        return RequiredReader(inner) if choice == "required" else inner
 
     def unmet(self, *, strict: bool) -> tuple[str, ...]:
         """The fields `strict` of tools that are ignored.
 
         Raises `InvalidField` for such a field, if `strict`.
         """
-        if self.calls is not None or not self.strict:
+        if self.calls is not None or not self.strict_fields:
             return ()
         if strict:
-            field = self.strict[0]
+            field = self.strict_fields[0]
             message = f"{field} cannot be enforced with this server's tool call parser"
             raise InvalidField(field, f"{message}; leave it out.", "unsupported_parameter")
-        return self.strict
+        return self.strict_fields
 
     def _reader(self, parsing: Parsing | None) -> MessageReader:
         if parsing is None:
             return TextReader()
         return ParsedReader(
             parsing.new_parser(),
-            max_calls=1 if self.single else None,
+            max_calls=1 if self.tools.single else None,
             shows_reasoning=self.shows_reasoning,
             on_failure=self.on_failure,
         )
@@ -112,41 +115,43 @@ class ToolUse:
 
 def tool_use(
     runtime: Runtime,
-    body: ChatCompletionRequest,
+    body: GenerationBody,
+    chat: ChatInput,
     prompt: tuple[int, ...],
-    constraint: StructuredOutput | None,
 ) -> ToolUse:
     """How the text is held to the tools, and read.
 
     Args:
-        constraint: on the text, as the body has it.
+        body: has the fields that say where the text ends.
+        prompt: token ids.
 
     Raises:
         InvalidField: a format cannot be held beside calls that the model may choose.
     """
-    tools = body.tools if body.choice == "auto" else None
-    num_calls = sum(len(message.tool_calls or ()) for message in body.messages)
+    tools = chat.tools
+    may_call = tools.choice == "auto"
     request = ParsingRequest(
         prompt_token_ids=prompt,
-        tools=tuple(tool.for_template() for tool in tools or ()),
-        template_variables=template_variables(body),
-        num_earlier_calls=num_calls,
+        tools=chat.prompt.tools if may_call else (),
+        template_variables=chat.prompt.variables,
+        num_earlier_calls=sum(len(message.tool_calls or ()) for message in chat.prompt.messages),
     )
     use = ToolUse(
         on_failure=partial(_count_failure, runtime.metrics),
         parsing=runtime.engine.parsing(request),
-        choice=body.choice,
-        single=body.parallel_tool_calls is False,
-        shows_reasoning=body.include_reasoning is not False,
-        strict=tuple(
-            f"tools.{i}.function.strict"
-            for i, tool in enumerate(tools or ())
-            if tool.function.strict
+        tools=tools,
+        shows_reasoning=chat.shows_reasoning,
+        strict_fields=tuple(
+            f"{chat.names.function(number)}.strict"
+            for number, function in enumerate(tools.functions)
+            if may_call and function.strict
         ),
     )
-    if use.parsing is None or not request.tools:
+    if use.parsing is None or not may_call:
         return use
-    calls = _chosen_calls(body, use.parsing, constraint)
+    calls = None
+    if chat.constraint is not None or (use.strict_fields and not _has_own_end(body)):
+        calls = _call_constraint(chat, use.parsing)
     of_answer = None
     if calls is not None and calls.begins:
         of_answer = runtime.engine.parsing(replace(request, tools=()))
@@ -158,23 +163,18 @@ def _count_failure(metrics: Metrics, failure: ParserFailure) -> None:
     _failures.add(time.monotonic(), reason=failure.reason, cause=failure.cause)
 
 
-def _chosen_calls(
-    body: ChatCompletionRequest, parsing: Parsing, answer: StructuredOutput | None
-) -> CallConstraint | None:
-    """The constraint on a text that may have calls; `None` if nothing holds it.
+def _call_constraint(chat: ChatInput, parsing: Parsing) -> CallConstraint | None:
+    """The constraint on a text that may have calls.
 
     Without a format, `strict` is enforced where it can be, and otherwise ignored with notice.
     """
-    tools = body.tools or ()
-    if answer is None and (_has_own_end(body) or not any(one.function.strict for one in tools)):
-        return None
-    single = body.parallel_tool_calls is False
+    answer = chat.constraint
     try:
-        return parsing.call_constraint(call_schemas(tools), answer, single=single)
+        return parsing.call_constraint(chat.tools.call_schemas(), answer, single=chat.tools.single)
     except NoCallGrammar as error:
         if answer is None:
             return None
-        field = answer.param.partition(".")[0]
+        field = constraint_field(answer.param, chat.names.format)
         message = (
             f"{field} cannot be enforced beside tools with tool_choice 'auto': {error}. Send "
             "another tool_choice, or leave it out."
@@ -182,6 +182,6 @@ def _chosen_calls(
         raise InvalidField(field, message, "unsupported_parameter") from error
 
 
-def _has_own_end(body: ChatCompletionRequest) -> bool:
+def _has_own_end(body: GenerationBody) -> bool:
     """Whether other fields than a constraint say where the text ends."""
     return bool(body.ignore_eos or body.min_tokens)

@@ -198,10 +198,15 @@ def refused_when_strict(name: str, known: Iterable[str] = ()) -> InvalidField:
         known: the fields that an unknown one may have been meant to be.
     """
     if name in IGNORED:
-        message = f"{name} has no effect on this server; leave it out."
-        return InvalidField(name, message, "unsupported_parameter")
+        return without_effect(name)
     hint = did_you_mean(name, known) or "."
     return InvalidField(name, f"{clip(name)} is not a known field{hint}", "unknown_parameter")
+
+
+def without_effect(name: str) -> InvalidField:
+    """The error of a field that is known, and ignored unless `--strict-fields` is set."""
+    message = f"{name} has no effect on this server; leave it out."
+    return InvalidField(name, message, "unsupported_parameter")
 
 
 def _is_noticed(name: str, value: Any) -> bool:

@@ -1,6 +1,6 @@
 """The fields that completions and chats share."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -24,6 +24,7 @@ from server.schema.foreign_constraints import ForeignConstraints
 from server.schema.structured import (
     ResponseFormat,
     StructuredOutputs,
+    constraint_field,
     from_response_format,
     from_structured_outputs,
     not_blank,
@@ -155,7 +156,13 @@ Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT), AfterValidator(c
 
 
 class GenerationBody(Body, ForeignConstraints):
-    """Sampling, streaming and the selection of a proposer. Null means "not set" in every field."""
+    """Sampling, streaming and the selection of a proposer. Null means "not set" in every field.
+
+    Attributes:
+        format_field: the field of the text's format.
+    """
+
+    format_field: ClassVar[str] = "response_format"
 
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
@@ -222,13 +229,22 @@ class GenerationBody(Body, ForeignConstraints):
             param = "stream_options.include_obfuscation"
             raise InvalidField(param, f"{param} is not supported.", "unsupported_parameter")
 
+    def own_format(self) -> StructuredOutput | None:
+        """The constraint in OpenAI's field of the endpoint. Raises `InvalidField`."""
+        if self.response_format is None:
+            return None
+        return from_response_format(self.response_format)
+
     def structured_output(self) -> StructuredOutput | None:
         """The constraint on the text. Raises `InvalidField` for two of them, or an invalid one."""
-        openai = self.response_format and from_response_format(self.response_format)
-        vllm = self.structured_outputs and from_structured_outputs(self.structured_outputs)
-        given = [one for one in (openai, vllm, *self.foreign_constraints()) if one]
-        if len(given) > 1:
-            first, second = (one.param.partition(".")[0] for one in given[:2])
+        of_vllm = self.structured_outputs and from_structured_outputs(self.structured_outputs)
+        candidates = (self.own_format(), of_vllm, *self.foreign_constraints())
+        constraints = [constraint for constraint in candidates if constraint]
+        if len(constraints) > 1:
+            first, second = (
+                constraint_field(constraint.param, self.format_field)
+                for constraint in constraints[:2]
+            )
             message = f"{second} and {first} are both given; send one of them."
             raise InvalidField(second, message)
-        return given[0] if given else None
+        return constraints[0] if constraints else None

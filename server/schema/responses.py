@@ -1,19 +1,20 @@
 """The body of `/v1/responses`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from engine_adapter.seam.text import clip
+from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict
 from server.schema.chat import ReasoningEffort, TemplateVariables
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.identifiers import CacheKey, Id, Metadata, SafetyIdentifier, User
 from server.schema.response_items import Input
-from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat
-from server.schema.tools import MAX_TOOLS
+from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat, from_format
+from server.schema.tools import MAX_TOOLS, Function
 
 LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log probabilities."""
@@ -110,14 +111,10 @@ class Reasoning(Strict):
     mode: Annotated[None, _refused("standard")] = None
 
 
-class FunctionTool(Strict):
-    """A function that the model may call; `parameters` is a JSON schema."""
+class FunctionTool(Function):
+    """A function that the model may call; the fields of a chat's, without that object."""
 
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 Functions = Annotated[
@@ -197,6 +194,14 @@ class ResponsesRequest(GenerationBody):
     previous_input_messages: Annotated[None, _refused(instead="use input")] = None
     mm_payload: Annotated[None, _refused({}, [])] = None
     return_mm_kwargs: Annotated[None, _refused(False)] = None
+
+    format_field: ClassVar[str] = "text.format"
+
+    def own_format(self) -> StructuredOutput | None:
+        """The constraint in `text.format`. Raises `InvalidField`."""
+        if self.text is None or self.text.format is None:
+            return None
+        return from_format(self.text.format, self.format_field, f"{self.format_field}.schema")
 
     @property
     def has_logprobs(self) -> bool:

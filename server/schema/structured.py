@@ -102,21 +102,36 @@ class StructuredOutputs(Strict):
     grammar: Grammar | None = None
 
 
-def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
-    """The constraint, `None` for any text. Raises `InvalidField`."""
+def from_format(
+    body: TextFormat | JsonObjectFormat | JsonSchemaFormat, param: str, schema_param: str
+) -> StructuredOutput | None:
+    """The constraint of a format, `None` for any text.
+
+    Args:
+        param: the field of the format.
+        schema_param: the field of its JSON schema.
+
+    Raises:
+        InvalidField: the schema cannot work.
+    """
     if isinstance(body, TextFormat):
         return None
     if isinstance(body, JsonObjectFormat):
         if body.schema_ is not None:
-            return schema_constraint(body.schema_, "response_format.schema")
-        return StructuredOutput(ConstraintKind.JSON_OBJECT, param="response_format")
+            return schema_constraint(body.schema_, f"{param}.schema")
+        return StructuredOutput(ConstraintKind.JSON_OBJECT, param=param)
+    constraint = schema_constraint(body.schema_, schema_param, strict=bool(body.strict))
+    return replace(constraint, param=param)
+
+
+def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
+    """The constraint, `None` for any text. Raises `InvalidField`."""
+    if not isinstance(body, JsonFormat):
+        return from_format(body, "response_format", "")
     if body.schema_ is not None:
         message = "response_format.schema: send it as response_format.json_schema.schema."
         raise InvalidField("response_format.schema", message)
-    wrapped = body.json_schema
-    param = "response_format.json_schema.schema"
-    constraint = schema_constraint(wrapped.schema_, param, strict=bool(wrapped.strict))
-    return replace(constraint, param="response_format")
+    return from_format(body.json_schema, "response_format", "response_format.json_schema.schema")
 
 
 def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
@@ -138,6 +153,16 @@ def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
     if body.json_ is not None:
         return schema_constraint(body.json_, param)
     return StructuredOutput(ConstraintKind.JSON_OBJECT, param=param)
+
+
+def constraint_field(param: str, format_field: str) -> str:
+    """The field that sets a constraint.
+
+    Args:
+        param: the path of the constraint, or of a part of it.
+        format_field: of the text's format.
+    """
+    return format_field if param.startswith(format_field) else param.partition(".")[0]
 
 
 def schema_constraint(

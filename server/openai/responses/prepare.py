@@ -1,21 +1,25 @@
 """`/v1/responses`: from the body to a prepared request, by way of the chat that generates it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from json import loads
 from typing import Any
 
 from engine_adapter.seam.text import clip
-from engine_adapter.seam.types import SamplingOptions
-from server.errors import ApiError, InvalidField
-from server.openai.chat import prepare_chat
+from server.errors import InvalidField
+from server.openai.chat import prepare_input
+from server.openai.chat_input import ChatInput
 from server.openai.chat_shape import ChatShape
 from server.openai.request import PreparedRequest
-from server.openai.responses.as_chat import chat_body, check_own_fields, check_text
 from server.openai.responses.conversation import Source, Turn, beginnings, turns
-from server.openai.responses.field_names import response_error, response_field
 from server.openai.responses.input_items import Item, input_items
 from server.openai.responses.request_fields import request_fields
+from server.openai.responses.response_input import (
+    check_own_fields,
+    check_text,
+    response_input,
+    with_messages,
+)
 from server.openai.responses.store import BrokenChain, ResponseStore
 from server.schema.responses import ResponsesRequest
 from server.state import Runtime
@@ -52,7 +56,6 @@ async def prepare_response(
     runtime: Runtime, body: ResponsesRequest, owner: str
 ) -> PreparedResponse:
     """Checks and renders a response. Raises `ApiError`, in the terms of the response's fields."""
-    body.check_stream_options()
     check_own_fields(body)
     stored = _is_stored(runtime.responses, body)
     history = earlier_items(runtime.responses, body, owner)
@@ -60,7 +63,7 @@ async def prepare_response(
     check_text(body)
     own = [Source(item, f"input.{number}") for number, item in enumerate(items)]
     conversation = turns([*history, *own])
-    request = await _prepare_chat(runtime, body, conversation)
+    request = await _prepare_chat(runtime, body, response_input(body), conversation)
     shape = request.shape
     assert isinstance(shape, ChatShape)
     return PreparedResponse(
@@ -122,60 +125,31 @@ def _is_stored(store: ResponseStore, body: ResponsesRequest) -> bool:
 
 
 async def _prepare_chat(
-    runtime: Runtime, body: ResponsesRequest, conversation: Sequence[Turn]
+    runtime: Runtime, body: ResponsesRequest, chat: ChatInput, conversation: Sequence[Turn]
 ) -> PreparedRequest:
     """The prepared chat; with `truncation`, without the oldest messages that do not fit."""
+
+    async def prepared(turns: Sequence[Turn]) -> PreparedRequest:
+        whole = with_messages(chat, body.instructions, turns)
+        return await prepare_input(runtime, body, whole, "resp_")
+
     try:
-        return await _render(runtime, body, conversation)
+        return await prepared(conversation)
     except InvalidField as error:
         begins = beginnings(conversation)
         if body.truncation != "auto" or error.code != TOO_LONG or not begins:
             raise
     # From the shortest on, so that no attempt renders much more than the context.
-    fitting = await _render(runtime, body, conversation[begins[0] :])
+    fitting = await prepared(conversation[begins[0] :])
     fits, too_long, step = 0, len(begins), 1
     while too_long - fits > 1:
         attempt = fits + step if too_long == len(begins) else (fits + too_long) // 2
         attempt = min(attempt, too_long - 1)
         try:
-            fitting = await _render(runtime, body, conversation[begins[attempt] :])
+            fitting = await prepared(conversation[begins[attempt] :])
             fits, step = attempt, step * 2
         except InvalidField as error:
             if error.code != TOO_LONG:
                 raise
             too_long = attempt
     return fitting
-
-
-async def _render(
-    runtime: Runtime, body: ResponsesRequest, conversation: Sequence[Turn]
-) -> PreparedRequest:
-    """Prepares the chat of these messages. Raises `ApiError`."""
-    messages: list[dict[str, Any]] = [turn.message for turn in conversation]
-    sources = [turn.param for turn in conversation]
-    if body.instructions is not None:
-        messages.insert(0, {"role": "system", "content": body.instructions})
-        sources.insert(0, "instructions")
-    try:
-        prepared = await prepare_chat(runtime, chat_body(body, messages))
-    except ApiError as error:
-        raise response_error(error, sources) from None
-    ignored = tuple(
-        name if name in (body.model_extra or {}) else response_field(name)
-        for name in prepared.checked.ignored
-    )
-    return replace(
-        prepared,
-        checked=replace(prepared.checked, ignored=ignored),
-        id_prefix="resp_",
-        options=[_renamed(each) for each in prepared.options],
-    )
-
-
-def _renamed(options: SamplingOptions) -> SamplingOptions:
-    """The options with the response's name of the constraint, which the engine's errors show."""
-    constraint = options.structured_output
-    if constraint is None:
-        return options
-    param = response_field(constraint.param)
-    return replace(options, structured_output=replace(constraint, param=param))

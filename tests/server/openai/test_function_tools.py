@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from server.schema import tools
+from server.openai import function_tools
+from server.openai.chat_input import chat_input
 from server.schema.chat import ChatCompletionRequest
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}
-BODY = {
+BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "a"}],
     "tools": [
         {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": False}}
@@ -21,20 +22,21 @@ BODY = {
 def test_the_schema_of_a_tool_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("check_schema", "schema_constraint"):
-        original = getattr(tools, name)
+        original = getattr(function_tools, name)
 
         def counted(*args: Any, name: str = name, original: Any = original, **kwargs: Any) -> Any:
             calls.append(name)
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(tools, name, counted)
-    body = ChatCompletionRequest.model_validate(BODY)
-    first = body.structured_output()
-    assert first is not None
-    assert first.unenforced == ("not",)
-    tools.check_tools(body.tools or ())
-    assert body.structured_output() == first
-    assert tools.call_schemas(body.tools or ())
+        monkeypatch.setattr(function_tools, name, counted)
+    chat = chat_input(ChatCompletionRequest.model_validate(BODY))
+    assert chat.constraint is not None
+    assert chat.constraint.unenforced == ("not",)
+    assert chat.tools.call_schemas()
+    assert chat.tools.forced_call() == chat.constraint
     assert sorted(calls) == ["check_schema"] * 2 + ["schema_constraint"] * 2
-    # The schemas are not part of what a template or a client sees.
-    assert BODY["tools"] == [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    # What is enforced is not part of what a template sees.
+    assert chat.prompt.tools == [
+        {"type": "function", "function": {**tool["function"], "description": None}}
+        for tool in BODY["tools"]
+    ]

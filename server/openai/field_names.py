@@ -1,0 +1,32 @@
+"""How an endpoint names the fields of a chat, for its errors."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """The fields whose names or forms differ between the endpoints that generate a chat.
+
+    Attributes:
+        messages: all of them.
+        tool: the part of a tool's path that comes after its number, with its dot.
+        chosen_function: the name of the one that must be called.
+        format: of the text.
+        effort: of reasoning.
+        logprobs: asks for log probabilities.
+    """
+
+    messages: str = "messages"
+    tool: str = ".function"
+    chosen_function: str = "tool_choice.function.name"
+    format: str = "response_format"
+    effort: str = "reasoning_effort"
+    logprobs: str = "logprobs"
+
+    def function(self, number: int) -> str:
+        """The path of the function of a tool."""
+        return f"tools.{number}{self.tool}"
+
+
+CHAT = FieldNames()
+"""Those of `/v1/chat/completions`."""

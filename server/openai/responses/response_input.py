@@ -1,0 +1,139 @@
+"""The body of a response -> the input of the chat that generates it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter, ValidationError
+
+from engine_adapter.seam.text import clip
+from server.errors import InvalidField, to_api_error
+from server.openai.chat_input import (
+    ChatInput,
+    ChatPrompt,
+    constraint_with_tools,
+    template_variables,
+)
+from server.openai.field_names import FieldNames
+from server.openai.function_tools import FunctionTools, checked_tools
+from server.openai.responses.conversation import Turn
+from server.schema.chat import ChatCompletionRequest
+from server.schema.json_values import surrogate_path
+from server.schema.messages import Message, Messages
+from server.schema.responses import AllowedTools, ChosenFunction, ResponsesRequest
+from server.schema.tools import NamedFunction, NamedTool, ToolChoice
+from server.text import is_unicode
+
+NAMES = FieldNames(
+    messages="input",
+    tool="",
+    chosen_function="tool_choice.name",
+    format=ResponsesRequest.format_field,
+    effort="reasoning.effort",
+    logprobs="include",
+)
+"""How a response names the fields of its chat."""
+
+_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(Messages)
+
+_REPEATED = {
+    "input",
+    "instructions",
+    "metadata",
+    "text",
+    "tools",
+    "tool_choice",
+    "reasoning",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+}
+
+
+def response_input(body: ResponsesRequest) -> ChatInput:
+    """The input of a response, without its messages. Raises `InvalidField`."""
+    tools = _tools(body)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    verbosity = None if body.text is None else body.text.verbosity
+    return ChatInput(
+        prompt=ChatPrompt(
+            (),
+            (),
+            NAMES,
+            variables=template_variables(body.chat_template_kwargs, effort, NAMES),
+            tools=tools.for_template(),
+        ),
+        tools=tools,
+        constraint=constraint_with_tools(body.structured_output(), tools, NAMES),
+        max_tokens=body.max_output_tokens,
+        max_tokens_name="max_output_tokens",
+        num_top_logprobs=_num_top_logprobs(body),
+        effort=effort,
+        shows_reasoning=body.include_reasoning is not False,
+        ignored=() if verbosity in (None, "medium") else ("text.verbosity",),
+    )
+
+
+def with_messages(
+    chat: ChatInput, instructions: str | None, conversation: Sequence[Turn]
+) -> ChatInput:
+    """The input with the messages of a conversation. Raises `ApiError` for an invalid one."""
+    messages = [turn.message for turn in conversation]
+    names = [turn.param for turn in conversation]
+    if instructions is not None:
+        messages.insert(0, {"role": "system", "content": instructions})
+        names.insert(0, "instructions")
+    try:
+        checked = _MESSAGES.validate_python(messages)
+    except ValidationError as error:
+        details = []
+        for detail in error.errors():
+            numbers = detail["loc"][:1]
+            name = names[int(numbers[0])] if numbers else NAMES.messages
+            details.append({**detail, "loc": ("body", name)})
+        raise to_api_error(RequestValidationError(details, body={})) from None
+    return replace(chat, prompt=replace(chat.prompt, messages=checked, message_names=names))
+
+
+def check_own_fields(body: ResponsesRequest) -> None:
+    """Raises `InvalidField` for a field that a chat has and a response does not."""
+    for name, value in (body.model_extra or {}).items():
+        if name in ChatCompletionRequest.model_fields and value is not None:
+            message = f"{name} is a field of /v1/chat/completions; /v1/responses does not have it."
+            raise InvalidField(name, message, "unsupported_parameter")
+
+
+def check_text(body: ResponsesRequest) -> None:
+    """Raises `InvalidField` for a lone surrogate in what the response or the store repeats."""
+    repeated = body.model_dump(include=_REPEATED)
+    if not is_unicode(json.dumps(repeated, ensure_ascii=False)):
+        path = surrogate_path(repeated)
+        raise InvalidField(path, f"{path} contains a lone surrogate.")
+
+
+def _num_top_logprobs(body: ResponsesRequest) -> int | None:
+    if body.top_logprobs and not body.has_logprobs:
+        message = "top_logprobs requires include to have message.output_text.logprobs."
+        raise InvalidField("top_logprobs", message)
+    return (body.top_logprobs or 0) if body.has_logprobs else None
+
+
+def _tools(body: ResponsesRequest) -> FunctionTools:
+    """What the model may call. Of `allowed_tools`, it sees only those allowed."""
+    functions, choice = body.tools or (), body.tool_choice
+    chat_choice: ToolChoice | None
+    if isinstance(choice, ChosenFunction):
+        named = NamedFunction(name=choice.name)
+        chat_choice = NamedTool(type="function", function=named)
+    else:
+        chat_choice = None if isinstance(choice, AllowedTools) else choice
+    tools = checked_tools(functions, chat_choice, NAMES, parallel=body.parallel_tool_calls)
+    if not isinstance(choice, AllowedTools):
+        return tools
+    names = {function.name for function in functions}
+    for number, function in enumerate(choice.tools):
+        if function.name not in names:
+            param = f"tool_choice.tools.{number}.name"
+            raise InvalidField(param, f"{param}: tools has no function {clip(function.name)}.")
+    return tools.only({function.name for function in choice.tools}, choice.mode)
