@@ -35,7 +35,7 @@ from server.fleet.desired import DesiredState
 from server.fleet.replica import Checked, FleetStatus, ReplicaState
 from server.openai.usage import speculative_decoding
 from server.schema import admin, fleet, policy
-from server.schema.chat import ChatCompletionRequest
+from server.schema.chat import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from server.schema.completions import CompletionRequest
 from server.schema.generation_body import SpecDecode, StreamOptions
 from server.schema.response_items import (
@@ -45,7 +45,6 @@ from server.schema.response_items import (
     ReasoningItem,
 )
 from server.schema.responses import FunctionTool, ResponsesRequest
-from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings, flag
 from server.settings.sources import load_settings
 from server.telemetry.metrics import Metrics

@@ -6,7 +6,6 @@ from server.openai.answer_overlap import earlier_overlap
 from server.openai.body_checks import check_enforced, check_generation_body, unmet_effort
 from server.openai.chat_input import ChatInput, chat_input
 from server.openai.chat_shape import ChatShape
-from server.openai.output_limit import output_limit
 from server.openai.prompts import (
     check_prompt,
     predicted_tokens,
@@ -15,7 +14,7 @@ from server.openai.prompts import (
     truncated,
 )
 from server.openai.request import PreparedRequest, answer_options
-from server.openai.sampling import check_logprobs, sampling_options
+from server.openai.sampling import check_logprobs, output_limit, sampling_options
 from server.openai.tool_use import check_tool_use, tool_use
 from server.schema.base import without_effect
 from server.schema.chat import ChatCompletionRequest

@@ -10,7 +10,6 @@ from server.errors import InvalidField
 from server.openai.body_checks import check_enforced, check_generation_body
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
-from server.openai.output_limit import output_limit
 from server.openai.prompts import (
     check_prompt,
     predicted_tokens,
@@ -19,7 +18,7 @@ from server.openai.prompts import (
     truncated,
 )
 from server.openai.request import PreparedRequest, answer_options
-from server.openai.sampling import check_logprobs, sampling_options
+from server.openai.sampling import check_logprobs, output_limit, sampling_options
 from server.rendering import Renderer, check_chars
 from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
 from server.state import Runtime

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine_adapter.seam.types import Alternative, TokenLogprob
+from server.openai.responses.input_items import Item
 
 LEAST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON does not have; vLLM uses the same value."""
@@ -73,3 +74,25 @@ class CompletionLogprobs:
 
 def _clamped(token: Alternative) -> float:
     return max(token.logprob, LEAST_LOGPROB)
+
+
+def response_logprobs(tokens: Iterable[TokenLogprob], num_top: int) -> list[dict[str, Any]]:
+    """One entry per token. The bytes of an incomplete character are not known: an empty list."""
+    entries: list[dict[str, Any]] = chat_logprobs(tokens, num_top)["content"]
+    for entry in entries:
+        for token in (entry, *entry["top_logprobs"]):
+            token["bytes"] = token["bytes"] or []
+    return entries
+
+
+def without_logprobs(output: Sequence[Item]) -> list[Item]:
+    """The items of an output with empty lists of log probabilities."""
+    return [_without_logprobs(item) if "content" in item else item for item in output]
+
+
+def _without_logprobs(item: Item) -> Item:
+    parts = item["content"] or ()
+    return {
+        **item,
+        "content": [{**part, "logprobs": []} if "logprobs" in part else part for part in parts],
+    }

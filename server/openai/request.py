@@ -9,11 +9,12 @@ from typing import Any
 
 from starlette.types import Receive
 
+from engine_adapter.policies.names import policy_name
 from engine_adapter.seam.types import GenerationRequest, SamplingOptions
 from server.control.admission.request_cost import request_cost
 from server.control.admission.slots import Ticket
 from server.control.admission.waiting import check_constraints, wait_for_slot, waiting_limit
-from server.control.method_names import MethodRequest, SelectionError
+from server.control.method_names import PLAIN_SPELLINGS, MethodRequest, SelectionError
 from server.control.routing.overlap import RunningOverlap
 from server.control.routing.router import NO_ROUTING, Routing
 from server.control.routing.rules import Traits
@@ -22,9 +23,8 @@ from server.errors import InvalidField
 from server.http.headers import SPEC_METHOD, UNENFORCED_KEYWORDS
 from server.openai.body_checks import CheckedBody, header_list
 from server.openai.choices import ChoiceShape
-from server.openai.method_request import method_request
 from server.openai.prompts import check_echo
-from server.schema.generation_body import GenerationBody
+from server.schema.generation_body import GenerationBody, SpecDecode
 from server.state import Runtime
 from server.time_limits import TimeLimit
 
@@ -280,3 +280,40 @@ def _own_seed(index: int, options: SamplingOptions) -> SamplingOptions:
         return options
     seed = (options.seed + index + _INT64) % (2 * _INT64) - _INT64
     return replace(options, seed=seed)
+
+
+def method_request(body: GenerationBody) -> MethodRequest:
+    """The proposer and k that a body requests, from `spec_decode` or from the flat fields.
+
+    A flat null means "not set", because clients send their unset fields as null. Raises
+    `InvalidField` if both forms are used with different values.
+    """
+    nested = body.spec_decode or SpecDecode()
+    in_nested = "proposer" in nested.model_fields_set
+    flat = body.speculative_model
+    if in_nested and flat is not None and _canonical(nested.proposer) != _canonical(flat):
+        raise _conflict("speculative_model", "spec_decode.proposer")
+    k, flat_k = nested.num_speculative_tokens, body.num_speculative_tokens
+    if k is not None and flat_k is not None and k != flat_k:
+        raise _conflict("num_speculative_tokens", "spec_decode.num_speculative_tokens")
+    proposer_is_flat = flat is not None and not in_nested
+    k_is_flat = flat_k is not None and k is None
+    return MethodRequest(
+        proposer=nested.proposer if in_nested else flat,
+        num_speculative_tokens=flat_k if k_is_flat else k,
+        is_named=in_nested or flat is not None,
+        has_prediction=body.prediction is not None,
+        proposer_param="speculative_model" if proposer_is_flat else "spec_decode.proposer",
+        k_param=("" if k_is_flat else "spec_decode.") + "num_speculative_tokens",
+    )
+
+
+def _canonical(name: str | None) -> str | None:
+    """The name, or `None` for every name of plain decoding; a policy's own name."""
+    if name is None or name.lower() in PLAIN_SPELLINGS:
+        return None
+    return policy_name(name) or name
+
+
+def _conflict(flat: str, nested: str) -> InvalidField:
+    return InvalidField(flat, f"{flat} and {nested} are both given and differ; send one of them.")

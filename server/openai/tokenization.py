@@ -8,7 +8,7 @@ from server.openai.chat_input import chat_prompt
 from server.openai.field_names import CHAT
 from server.openai.function_tools import checked_tools
 from server.openai.prompts import check_token_ids, render_chat, text_limit, text_prompt
-from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from server.schema.chat import DetokenizeRequest, TokenizeRequest
 from server.state import Runtime
 
 

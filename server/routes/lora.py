@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from server.contract.answers import answers
 from server.http.auth import caller
 from server.openai.models import adapter_model
+from server.schema.admin import LoadAdapterRequest, UnloadAdapterRequest
 from server.schema.answers import Model, UnloadedAdapter
-from server.schema.lora import LoadAdapterRequest, UnloadAdapterRequest
 from server.state import ReadyRuntime
 
 router = APIRouter(tags=["Adapters"])

@@ -8,7 +8,7 @@ from server.http.headers import IGNORED_FIELDS
 from server.openai.body_checks import check_body
 from server.openai.tokenization import detokenize, tokenize
 from server.schema.answers import DetokenizeResponse, TokenizeResponse
-from server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from server.schema.chat import DetokenizeRequest, TokenizeRequest
 from server.state import ReadyRuntime
 
 router = APIRouter(tags=["Tokens"])

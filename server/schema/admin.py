@@ -3,9 +3,9 @@
 Switches, drains and audit records are shown as `server.control.records` defines them.
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel
 
 from engine_adapter.seam.errors import EngineDead
 from engine_adapter.seam.names import NAME
@@ -19,7 +19,7 @@ from server.control.types import (
 )
 from server.errors import InvalidField
 from server.fleet.replica import FleetStatus, Way
-from server.schema.base import Reason
+from server.schema.base import Reason, Strict, UnicodeText
 from server.telemetry.rolling_stats import RollingStats
 
 
@@ -181,3 +181,26 @@ class UnloadResponse(BaseModel):
     object: str = "proposer"
     name: str
     unloaded: bool = True
+
+
+def _check_printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("must have no control characters")
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_check_printable)]
+Path = Annotated[UnicodeText, Field(min_length=1, max_length=4096)]
+
+
+class LoadAdapterRequest(Strict):
+    """`POST /v1/load_lora_adapter`."""
+
+    lora_name: Name
+    lora_path: Path
+
+
+class UnloadAdapterRequest(Strict):
+    """`POST /v1/unload_lora_adapter`."""
+
+    lora_name: Name

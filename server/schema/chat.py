@@ -1,10 +1,10 @@
-"""The body of `/v1/chat/completions`, and the chat that `/tokenize` also accepts."""
+"""The bodies of `/v1/chat/completions`, and of `/tokenize` and `/detokenize`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from server.schema.base import MAX_FIELDS
+from server.schema.base import MAX_FIELDS, Body
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.messages import Messages
 from server.schema.tools import ToolChoice, Tools
@@ -38,3 +38,21 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+
+
+class TokenizeRequest(Body, ChatPromptFields):
+    """A text (`prompt`) or a chat (`messages`), exactly one of the two.
+
+    The default of `add_special_tokens` is true for a text, and false for a chat, because its
+    template writes the special tokens.
+    """
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """Token ids to convert to text."""
+
+    tokens: Annotated[list[int], Field(fail_fast=True)]

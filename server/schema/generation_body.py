@@ -20,8 +20,8 @@ from server.schema.bounds import (
     MAX_STOPS,
     too_many,
 )
-from server.schema.foreign_constraints import ForeignConstraints
 from server.schema.structured import (
+    ForeignConstraints,
     ResponseFormat,
     StructuredOutputs,
     constraint_field,

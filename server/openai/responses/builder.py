@@ -9,10 +9,10 @@ from engine_adapter.seam.types import Delta, FinishReason
 from server.errors import ApiError
 from server.http.event_stream import json_text
 from server.openai.choices import ChoiceState
+from server.openai.logprobs import without_logprobs
 from server.openai.request import AdmittedRequest
-from server.openai.responses.frames import EventWriter
 from server.openai.responses.input_items import Item
-from server.openai.responses.logprobs import without_logprobs
+from server.openai.responses.open_items import EventWriter
 from server.openai.responses.output import Output
 from server.openai.responses.prepare import PreparedResponse
 from server.openai.responses.store import ResponseStore, StoredResponse

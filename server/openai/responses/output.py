@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine_adapter.seam.types import TokenLogprob
+from server.openai.logprobs import response_logprobs
 from server.openai.message_parts import (
     AssistantMessage,
     CallArguments,
@@ -16,10 +17,14 @@ from server.openai.message_parts import (
     ReasoningPiece,
     TextPiece,
 )
-from server.openai.responses.frames import EventWriter
 from server.openai.responses.input_items import Item
-from server.openai.responses.logprobs import response_logprobs
-from server.openai.responses.open_items import OpenCall, OpenItem, OpenMessage, OpenReasoning
+from server.openai.responses.open_items import (
+    EventWriter,
+    OpenCall,
+    OpenItem,
+    OpenMessage,
+    OpenReasoning,
+)
 
 
 class Output:

@@ -6,6 +6,7 @@ from json import loads
 from typing import Any
 
 from engine_adapter.seam.text import clip
+from engine_adapter.seam.types import SamplingOptions
 from server.errors import InvalidField
 from server.openai.chat import prepare_input
 from server.openai.chat_input import ChatInput
@@ -13,7 +14,6 @@ from server.openai.chat_shape import ChatShape
 from server.openai.request import PreparedRequest
 from server.openai.responses.conversation import Source, Turn, beginnings, turns
 from server.openai.responses.input_items import Item, input_items
-from server.openai.responses.request_fields import request_fields
 from server.openai.responses.response_input import (
     check_own_fields,
     check_text,
@@ -21,7 +21,8 @@ from server.openai.responses.response_input import (
     with_messages,
 )
 from server.openai.responses.store import BrokenChain, ResponseStore
-from server.schema.responses import ResponsesRequest
+from server.schema.base import Strict
+from server.schema.responses import Reasoning, ResponsesRequest
 from server.state import Runtime
 
 TOO_LONG = "context_length_exceeded"
@@ -153,3 +154,42 @@ async def _prepare_chat(
                 raise
             too_long = attempt
     return fitting
+
+
+def request_fields(
+    body: ResponsesRequest, sampling: SamplingOptions, *, stored: bool
+) -> dict[str, Any]:
+    """The request's fields, with their defaults where they are not set."""
+    reasoning = body.reasoning or Reasoning()
+    choice = body.tool_choice or "auto"
+    return {
+        "instructions": body.instructions,
+        "previous_response_id": body.previous_response_id,
+        "store": stored,
+        "background": False,
+        "metadata": body.metadata or {},
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_logprobs": body.top_logprobs or 0,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "text": _text(body),
+        "reasoning": reasoning.model_dump(include={"effort", "summary"}),
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tool_choice": choice.model_dump() if isinstance(choice, Strict) else choice,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "truncation": body.truncation or "disabled",
+        "service_tier": "default",
+        "user": body.user,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
+    }
+
+
+def _text(body: ResponsesRequest) -> dict[str, Any]:
+    text = body.text
+    wanted = {"type": "text"}
+    if text is not None and text.format is not None:
+        wanted = text.format.model_dump(by_alias=True, exclude_none=True)
+    verbosity = text.verbosity if text is not None else None
+    return {"format": wanted, "verbosity": verbosity or "medium"}

@@ -8,10 +8,9 @@ from pydantic import BaseModel, ValidationError
 from server.errors import InvalidField
 from server.schema.base import MAX_FIELDS
 from server.schema.bounds import MAX_PARTS, MAX_SCHEMA_TEXT_CHARS, check_schema
-from server.schema.chat import ChatCompletionRequest
+from server.schema.chat import ChatCompletionRequest, DetokenizeRequest
 from server.schema.completions import CompletionRequest
 from server.schema.messages import MAX_MESSAGES
-from server.schema.tokenize import DetokenizeRequest
 from tests.server.gateway import Gateway
 
 

@@ -12,7 +12,7 @@ from server.openai.message_parts import (
     TextPiece,
     ToolCall,
 )
-from server.openai.responses.frames import EventWriter
+from server.openai.responses.open_items import EventWriter
 from server.openai.responses.output import Output
 from tests.server.response_events import checked_events, kinds
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from server.openai.responses.frames import DeltaFrame, EventWriter
+from server.openai.responses.open_items import DeltaFrame, EventWriter
 
 
 def parsed(event: bytes) -> dict[str, object]:
