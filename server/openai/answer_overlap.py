@@ -17,23 +17,23 @@ async def earlier_overlap(renderer: Renderer, messages: Sequence[Message]) -> fl
 
     Each message is tokenized by itself, because the rendered chat does not show where one begins.
     """
-    taken: list[tuple[bool, str]] = []
+    turns: list[tuple[bool, str]] = []
     room = MAX_TURN_CHARS
     for message in reversed(messages):
         text = message.text[-room:]
-        taken.append((message.role == "assistant", text))
+        turns.append((message.role == "assistant", text))
         room -= len(text)
         if room <= 0:
             break
-    before: list[int] = []
+    earlier_tokens: list[int] = []
     covered = total = 0.0
-    for is_answer, text in reversed(taken):
+    for is_answer, text in reversed(turns):
         tokens = await renderer.encode(text, add_special_tokens=False, param="messages")
-        share = overlap(before, tokens) if is_answer else None
+        share = overlap(earlier_tokens, tokens) if is_answer else None
         if share is not None:
             covered += share * len(tokens)
             total += len(tokens)
-        before.extend(tokens)
+        earlier_tokens.extend(tokens)
     return covered / total if total else None
 
 

@@ -80,16 +80,16 @@ class CallArray:
                 self._is_escaped = False
                 position += 1
                 continue
-            found = (_IN_STRING if self._in_string else _STRUCTURE).search(text, position)
-            if found is None:
+            match = (_IN_STRING if self._in_string else _STRUCTURE).search(text, position)
+            if match is None:
                 return len(text)
-            position = found.end()
-            if found[0] == "\\":
+            position = match.end()
+            if match[0] == "\\":
                 self._is_escaped = True
-            elif found[0] == '"':
+            elif match[0] == '"':
                 self._in_string = not self._in_string
             else:
-                self._depth += 1 if found[0] in "{[" else -1
+                self._depth += 1 if match[0] in "{[" else -1
                 if not self._depth:
                     self._in_arguments = False
                     break

@@ -43,8 +43,8 @@ async def prepare_input(
     _check_input(runtime, body, chat)
     info, settings, names = runtime.info, runtime.settings, chat.names
     ignored = (*checked.ignored, *chat.ignored, *unmet_effort(runtime, chat.effort, names.effort))
-    whole = await render_chat(runtime.renderer, chat.prompt, prompt_text_limit(runtime, body))
-    prompt = truncated(body, info, whole, chat.max_tokens or settings.default_max_tokens)
+    token_ids = await render_chat(runtime.renderer, chat.prompt, prompt_text_limit(runtime, body))
+    prompt = truncated(body, info, token_ids, chat.max_tokens or settings.default_max_tokens)
     check_prompt(info, prompt, names.messages)
     options = sampling_options(
         body,

@@ -83,8 +83,8 @@ class ChatShape(ChoiceShape):
     def num_reasoning_tokens(self) -> int | None:
         """Those of all choices; `None` if reasoning is not told apart."""
         counts = [reader.num_reasoning_tokens for reader in self._readers]
-        known = [count for count in counts if count is not None]
-        return sum(known) if known else None
+        told_apart = [count for count in counts if count is not None]
+        return sum(told_apart) if told_apart else None
 
 
 def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:

@@ -45,8 +45,8 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
         texts = (prompt for prompt in body.prompt if isinstance(prompt, str))
         check_chars(sum(map(len, texts)), max_chars, "prompt")
     prompts: list[Sequence[int]] = []
-    for given in body.prompt:
-        prompts.append(await _encode(runtime, body, given, max_chars))
+    for text_or_ids in body.prompt:
+        prompts.append(await _encode(runtime, body, text_or_ids, max_chars))
         await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
@@ -136,12 +136,12 @@ def _options(
     """The options of each prompt, of these sizes in tokens; they differ in their limit only."""
     constraint = body.structured_output()
     check_enforced(runtime.settings, constraint)
-    chosen = [
+    output_limits = [
         output_limit(runtime, size, body.max_tokens, "max_tokens", DEFAULT_MAX_TOKENS)
         for size in sizes
     ]
-    limits = [max(limit or 0, 1) for limit in chosen]
-    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    limits = [max(limit or 0, 1) for limit in output_limits]
+    counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
     shared = sampling_options(
         body,
         runtime.info,
@@ -149,7 +149,7 @@ def _options(
         constraint,
         max_tokens=min(limits),
         logprobs=body.logprobs,
-        prompt_logprobs=max((count for count in asked if count is not None), default=None),
+        prompt_logprobs=max((count for count in counts if count is not None), default=None),
     )
     return [replace(shared, max_tokens=limit) for limit in limits]
 
@@ -171,8 +171,8 @@ async def _echoes(
 ) -> tuple[Echo, ...]:
     keeps_text = body.truncate_prompt_tokens is None
     echoes = []
-    for given, ids in zip(body.prompt, prompts, strict=True):
-        text = given if isinstance(given, str) and keeps_text else await renderer.decode(ids)
+    for prompt, ids in zip(body.prompt, prompts, strict=True):
+        text = prompt if isinstance(prompt, str) and keeps_text else await renderer.decode(ids)
         echoes.append(Echo(text, await renderer.decode(ids[:1])))
         await asyncio.sleep(0)
     return tuple(echoes)

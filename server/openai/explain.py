@@ -30,8 +30,8 @@ async def explain(runtime: Runtime, body: ExplainRequest) -> ExplainResponse:
         why=_why(runtime, selection),
         request={k: v for k, v in asdict(request).items() if k != "headers"},
         rules=[
-            RuleVerdict(rule=one.rule, matches=one.matches, why=one.why)
-            for one in runtime.router.verdicts(request)
+            RuleVerdict(rule=verdict.rule, matches=verdict.matches, why=verdict.why)
+            for verdict in runtime.router.verdicts(request)
         ],
         policy=runtime.policy_admin.status(selection.name),
     )

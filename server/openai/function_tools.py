@@ -128,14 +128,14 @@ def _check_choice(functions: Sequence[Function], choice: ToolChoice, names: Fiel
 def _checked_arguments(functions: Sequence[Function], names: FieldNames) -> list[StructuredOutput]:
     """The constraints on the arguments of the functions."""
     arguments: list[StructuredOutput] = []
-    taken: set[str] = set()
+    names_before: set[str] = set()
     size = 0
     for number, function in enumerate(functions):
         path = names.function(number)
-        if function.name in taken:
+        if function.name in names_before:
             param = f"{path}.name"
             raise InvalidField(param, f"{param}: another tool is called {function.name!r} too.")
-        taken.add(function.name)
+        names_before.add(function.name)
         constraint = _arguments(function, f"{path}.parameters")
         arguments.append(constraint)
         size += len(constraint.value) if function.parameters else 0

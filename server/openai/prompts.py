@@ -154,11 +154,11 @@ def check_echo(
     of_token = options.prompt_logprobs
     if of_token is None and not echoes:
         return
-    held = n * sum(map(len, prompts)) * (1 + (of_token or 0))
-    if held > MAX_PROMPT_PARTS:
+    parts = n * sum(map(len, prompts)) * (1 + (of_token or 0))
+    if parts > MAX_PROMPT_PARTS:
         param = "echo" if echoes else "prompt_logprobs"
         message = (
-            f"{param}: the answer would hold {held} tokens and log probabilities of prompts; it "
+            f"{param}: the answer would hold {parts} tokens and log probabilities of prompts; it "
             f"can hold {MAX_PROMPT_PARTS}. Send fewer prompts, or `stream` true."
         )
         raise InvalidField(param, message)

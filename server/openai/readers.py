@@ -109,18 +109,18 @@ class AnswerOrCallsReader(MessageReader):
             return self._chosen.read(delta)
         pieces = self._answer.read(delta)
         self._waiting += (p for p in self._calls.read(delta) if not isinstance(p, ReasoningPiece))
-        shown: list[Piece] = []
+        visible: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, TextPiece):
                 self._text += piece.text
             else:
-                shown.append(piece)
-        chosen = self._chosen = self._choice(ends=delta.finish_reason is not None)
-        if chosen is self._calls:
-            shown += self._waiting
-        elif chosen is self._answer and self._text:
-            shown.append(TextPiece(self._text))
-        return shown
+                visible.append(piece)
+        self._chosen = self._choice(ends=delta.finish_reason is not None)
+        if self._chosen is self._calls:
+            visible += self._waiting
+        elif self._chosen is self._answer and self._text:
+            visible.append(TextPiece(self._text))
+        return visible
 
     def whole(self, everything: Delta) -> AssistantMessage:
         """The answer, or the calls."""

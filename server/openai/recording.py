@@ -115,11 +115,11 @@ class Recording:
         }
 
     def _timings(self) -> Timings:
-        begun, admitted_at = self._exchange.begun, self._admitted_at
-        first = [at for choice in self._choices if (at := choice.begun_at) is not None]
+        start, admitted_at = self._exchange.begun, self._admitted_at
+        first_tokens = [choice.begun_at for choice in self._choices if choice.begun_at is not None]
         return Timings(
-            prepared_s=self._prepared_at - begun,
-            admitted_s=None if admitted_at is None else admitted_at - begun,
-            first_token_s=min(first) - begun if first else None,
-            total_s=time.perf_counter() - begun,
+            prepared_s=self._prepared_at - start,
+            admitted_s=None if admitted_at is None else admitted_at - start,
+            first_token_s=min(first_tokens) - start if first_tokens else None,
+            total_s=time.perf_counter() - start,
         )

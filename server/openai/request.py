@@ -195,8 +195,8 @@ async def admitted(
     waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
     waited_s = 0.0
     with runtime.admission.ticket(cost) as ticket, adapter_used:
-        all_constraints = (one.structured_output for one in prepared.options)
-        if constraints := {one for one in all_constraints if one is not None}:
+        of_prompts = (options.structured_output for options in prepared.options)
+        if constraints := {constraint for constraint in of_prompts if constraint is not None}:
             choose(runtime, prepared, origin)
             waited_s = await check_constraints(runtime, receive, constraints, ticket, waiting)
         if ticket.start_now():

@@ -181,10 +181,10 @@ async def merge(
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async with within(limit):
-                first = await anext(only, None)
-            if first is not None:
+                first_item = await anext(only, None)
+            if first_item is not None:
                 ticket.prompt_read(0)
-                yield 0, first
+                yield 0, first_item
             async for item in only:
                 yield 0, item
         return

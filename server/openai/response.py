@@ -65,29 +65,29 @@ class ResponseBuilder:
         if delta.finish_reason is None:
             return
         # Now: at the end all choices could take seconds, in which every other request waits.
-        whole = (
+        fields = (
             self._shape.whole_choice(index, choice)
             | self._tokens.of_choice(index, choice)
             | self._finish_fields(index)
         )
-        self._encoded[index] = self._encode(index, whole, logprobs is not None)
+        self._encoded[index] = self._encode(index, fields, logprobs is not None)
         choice.logprobs.clear()
         if self._shape.has_prompts:
             choice.prompt_logprobs = None
 
-    def _encode(self, index: int, whole: dict[str, Any], has_logprobs: bool) -> bytes:
+    def _encode(self, index: int, fields: dict[str, Any], has_logprobs: bool) -> bytes:
         """A whole choice, with the log probabilities that were encoded when they came."""
         if not has_logprobs:
-            return json_text(whole).encode()
-        del whole["logprobs"]
-        rest, content = json_text(whole)[:-1].encode(), b",".join(self._logprobs.pop(index, ()))
-        return b'%b,"logprobs":{"content":[%b],"refusal":null}}' % (rest, content)
+            return json_text(fields).encode()
+        del fields["logprobs"]
+        head, content = json_text(fields)[:-1].encode(), b",".join(self._logprobs.pop(index, ()))
+        return b'%b,"logprobs":{"content":[%b],"refusal":null}}' % (head, content)
 
     def body(self) -> bytes:
         """The response in one piece, encoded. Raises `RuntimeError` if a choice has not ended."""
         self._check_finished()
         head = self._head(self._shape.object_type)
-        rest = {
+        tail = {
             **self._tokens.of_body(self._choices),
             "usage": usage(self._request, self._choices),
             "metrics": response_metrics(self._request, self._choices),
@@ -95,7 +95,7 @@ class ResponseBuilder:
         return b'%b,"choices":[%b],%b' % (
             json_text(head)[:-1].encode(),
             b",".join(self._encoded),
-            json_text(rest)[1:].encode(),
+            json_text(tail)[1:].encode(),
         )
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
@@ -107,8 +107,8 @@ class ResponseBuilder:
             choice.add(delta)
             if not delta.text:
                 return ()
-            before, after = self._frames[index]
-            return (before + json_string(delta.text) + after,)
+            head, tail = self._frames[index]
+            return (head + json_string(delta.text) + tail,)
         delta = self._shape.visible(delta)
         choice.add(delta)
         chunks = self._chunk_events(index, delta, is_first)
@@ -149,10 +149,10 @@ class ResponseBuilder:
             choices = [choice | {"speculative_decoding": statistics} for choice in choices]
         if not is_last:
             return tuple(event(self._chunk([choice])) for choice in choices)
-        *before_last, last = choices
+        *more_choices, last_choice = choices
         return (
-            *(event(self._chunk([choice])) for choice in before_last),
-            event(self._last_chunk(last | self._finish_fields(index))),
+            *(event(self._chunk([choice])) for choice in more_choices),
+            event(self._last_chunk(last_choice | self._finish_fields(index))),
         )
 
     def _last_chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
@@ -166,8 +166,8 @@ class ResponseBuilder:
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         """The bytes before and after the text of an ordinary chunk, encoded once."""
         (choice,) = self._shape.chunk_choices(index, Delta(text=TEXT_PLACEHOLDER), echo=False)
-        before, after = event(self._chunk([choice])).split(json_string(TEXT_PLACEHOLDER))
-        return before, after
+        head, tail = event(self._chunk([choice])).split(json_string(TEXT_PLACEHOLDER))
+        return head, tail
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head(self._shape.chunk_object_type), "choices": choices}

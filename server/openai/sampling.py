@@ -92,7 +92,7 @@ def _or(value: float | None, default: float) -> float:
 def output_limit(
     runtime: Runtime,
     prompt_tokens: int,
-    given: int | None,
+    requested: int | None,
     param: str,
     default: int | None = None,
 ) -> int | None:
@@ -102,20 +102,20 @@ def output_limit(
     also cut to the ceiling and to the rest of the context.
 
     Args:
-        given: the request's limit, in its field `param`.
+        requested: the request's limit, in its field `param`.
         default: the endpoint's limit of a request without one; `None` is `default_max_tokens`.
 
     Raises:
-        InvalidField: `given` is above `max_output_tokens`, or does not fit the context.
+        InvalidField: `requested` is above `max_output_tokens`, or does not fit the context.
     """
     settings, info = runtime.settings, runtime.info
     ceiling = settings.max_output_tokens
-    if given is not None:
-        if ceiling is not None and given > ceiling:
-            message = f"{param} can be at most {ceiling} on this server, not {clip(given)}."
+    if requested is not None:
+        if ceiling is not None and requested > ceiling:
+            message = f"{param} can be at most {ceiling} on this server, not {clip(requested)}."
             raise InvalidField(param, message, "max_tokens_too_large")
-        check_max_tokens(info, prompt_tokens, given, param)
-        return given
-    chosen = settings.default_max_tokens if default is None else default
-    limits = [limit for limit in (chosen, ceiling) if limit is not None]
+        check_max_tokens(info, prompt_tokens, requested, param)
+        return requested
+    default_limit = settings.default_max_tokens if default is None else default
+    limits = [limit for limit in (default_limit, ceiling) if limit is not None]
     return min(*limits, info.max_model_len - prompt_tokens) if limits else None

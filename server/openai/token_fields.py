@@ -52,12 +52,12 @@ class TokenFields:
         """The choices of a delta's chunks; the first one gets the ids that were held."""
         if not self.returns_ids or not choices:
             return choices
-        first, *others = choices
-        first = first | {"token_ids": self._held.pop(index, [])}
+        first_choice, *more_choices = choices
+        first_choice = first_choice | {"token_ids": self._held.pop(index, [])}
         if self._in_choice and index not in self._opened:
-            first["prompt_token_ids"] = list(self._prompts[index // self._n])
+            first_choice["prompt_token_ids"] = list(self._prompts[index // self._n])
         self._opened.add(index)
-        return first, *others
+        return first_choice, *more_choices
 
     def _of_prompt(self, index: int, choice: ChoiceState) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -74,10 +74,10 @@ class TokenFields:
             return None
         candidates = (*token.top[: self._num_prompt_logprobs], token.chosen)
         return {
-            str(one.token_id): {
-                "logprob": max(one.logprob, LEAST_LOGPROB),
-                "rank": one.rank,
-                "decoded_token": one.token,
+            str(candidate.token_id): {
+                "logprob": max(candidate.logprob, LEAST_LOGPROB),
+                "rank": candidate.rank,
+                "decoded_token": candidate.token,
             }
-            for one in candidates
+            for candidate in candidates
         }

@@ -38,11 +38,11 @@ def check_tool_use(settings: Settings, body: GenerationBody, chat: ChatInput) ->
         )
         raise InvalidField("tool_choice", message)
     if not chat.shows_reasoning and settings.reasoning_parser:
-        shown = {
+        revealing_fields = {
             chat.names.logprobs: chat.num_top_logprobs is not None,
             "return_token_ids": body.return_token_ids,
         }
-        for field, is_set in shown.items():
+        for field, is_set in revealing_fields.items():
             if is_set:
                 message = f"{field} would show the reasoning that include_reasoning hides."
                 raise InvalidField("include_reasoning", message)

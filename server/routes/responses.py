@@ -120,7 +120,7 @@ async def get_input_items(
         runtime.responses,
         response_id,
         _owner(request),
-        after=after,
+        after_id=after,
         limit=limit,
         newest_first=order == "desc",
     )

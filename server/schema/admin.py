@@ -77,18 +77,18 @@ class SwitchRequest(SwitchWay):
 
     def method_request(self) -> MethodRequest:
         """The requested method. Raises `InvalidField` if none is named, or two different ones."""
-        given = [n for n in ("speculative_model", "proposer") if n in self.model_fields_set]
-        if not given:
+        names = [n for n in ("speculative_model", "proposer") if n in self.model_fields_set]
+        if not names:
             message = "speculative_model is required; null or none is plain decoding."
             raise InvalidField("speculative_model", message, "missing_required_parameter")
-        if len(given) == 2 and self.speculative_model != self.proposer:
+        if len(names) == 2 and self.speculative_model != self.proposer:
             message = "speculative_model and proposer mean the same but differ; send one of them."
             raise InvalidField("proposer", message)
         return MethodRequest(
-            getattr(self, given[0]),
+            getattr(self, names[0]),
             self.num_speculative_tokens,
             is_named=True,
-            proposer_param=given[0],
+            proposer_param=names[0],
             k_param="num_speculative_tokens",
         )
 

@@ -186,20 +186,20 @@ class Body(Bounded):
                 _check_neutral(name, value)
         ignored = tuple(name for name, value in extra.items() if _is_noticed(name, value))
         if ignored and strict:
-            known = (*type(self).model_fields, *IGNORED, *WITHOUT_EFFECT)
-            raise refused_when_strict(ignored[0], known)
+            known_names = (*type(self).model_fields, *IGNORED, *WITHOUT_EFFECT)
+            raise refused_when_strict(ignored[0], known_names)
         return ignored
 
 
-def refused_when_strict(name: str, known: Iterable[str] = ()) -> InvalidField:
+def refused_when_strict(name: str, known_names: Iterable[str] = ()) -> InvalidField:
     """The error of a field that is ignored with notice unless `--strict-fields` is set.
 
     Args:
-        known: the fields that an unknown one may have been meant to be.
+        known_names: the fields that an unknown one may have been meant to be.
     """
     if name in IGNORED:
         return without_effect(name)
-    hint = did_you_mean(name, known) or "."
+    hint = did_you_mean(name, known_names) or "."
     return InvalidField(name, f"{clip(name)} is not a known field{hint}", "unknown_parameter")
 
 
@@ -224,4 +224,6 @@ def _check_neutral(name: str, value: Any) -> None:
 
 def _is_in(value: Any, values: tuple[Any, ...]) -> bool:
     """Whether the value is one of `values`; 0 is not false, and 1 is not true."""
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
+    return any(
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in values
+    )

@@ -79,15 +79,15 @@ MAX_INPUT_ITEMS = 4096
 """Items of a response's input; each becomes a message or a part of one."""
 
 
-def too_many(what: str, most: int, given: int | None = None) -> str:
+def too_many(what: str, maximum: int, count: int | None = None) -> str:
     """The predicate of a message about a field that has too many of something.
 
     Args:
-        given: how many it has; `None` if only so many were counted that the bound is passed.
+        count: how many it has; `None` if only so many were counted that the bound is passed.
     """
-    if given is None:
-        return f"has more than {most:,} {what}, which is the maximum"
-    return f"has {given:,} {what}; the maximum is {most:,}"
+    if count is None:
+        return f"has more than {maximum:,} {what}, which is the maximum"
+    return f"has {count:,} {what}; the maximum is {maximum:,}"
 
 
 def check_schema(schema: Any, param: str, levels: int = MAX_NESTING) -> None:
@@ -143,8 +143,8 @@ def _texts(schema: Any) -> Iterator[tuple[str | None, str]]:
             for name, child in node.items():
                 yield None, name
                 key = None if keyword or has_names else name
-                of = key if key in _TEXT_KEYWORDS else keyword
-                nodes.append((of, key in _NAME_KEYWORDS, child))
+                owner = key if key in _TEXT_KEYWORDS else keyword
+                nodes.append((owner, key in _NAME_KEYWORDS, child))
         elif isinstance(node, list):
             nodes.extend((keyword, False, child) for child in node)
         elif isinstance(node, str) and keyword is not None:

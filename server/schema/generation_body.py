@@ -241,10 +241,10 @@ class GenerationBody(Body, ForeignConstraints):
         candidates = (self.own_format(), of_vllm, *self.foreign_constraints())
         constraints = [constraint for constraint in candidates if constraint]
         if len(constraints) > 1:
-            first, second = (
+            first_field, second_field = (
                 constraint_field(constraint.param, self.format_field)
                 for constraint in constraints[:2]
             )
-            message = f"{second} and {first} are both given; send one of them."
-            raise InvalidField(second, message)
+            message = f"{second_field} and {first_field} are both given; send one of them."
+            raise InvalidField(second_field, message)
         return constraints[0] if constraints else None

@@ -67,10 +67,10 @@ def check_lengths(fields: Mapping[str, Any]) -> None:
 
     For completions and chats, where they have no effect: values of another type are let pass.
     """
-    for name, most in MAX_CHARS.items():
+    for name, maximum in MAX_CHARS.items():
         value = fields.get(name)
-        if isinstance(value, str) and len(value) > most:
-            reason = too_many("characters", most, len(value))
+        if isinstance(value, str) and len(value) > maximum:
+            reason = too_many("characters", maximum, len(value))
             raise InvalidField(name, f"{name}: {reason}", TOO_LONG)
     pairs = fields.get("metadata")
     if isinstance(pairs, dict) and (fault := _metadata_fault(pairs)) is not None:

@@ -16,11 +16,11 @@ def fields_at(kind: Any, path: Sequence[str | int]) -> dict[str, list[FieldInfo]
     kinds = list(_alternatives(kind))
     for step in path:
         kinds = [inner for outer in kinds for inner in _inside(outer, step)]
-    found: dict[str, list[FieldInfo]] = {}
-    for one in kinds:
-        for name, field in _fields(one).items():
-            found.setdefault(name, []).append(field)
-    return found
+    fields: dict[str, list[FieldInfo]] = {}
+    for model in kinds:
+        for name, field in _fields(model).items():
+            fields.setdefault(name, []).append(field)
+    return fields
 
 
 def _alternatives(kind: Any) -> Iterator[Any]:
@@ -29,8 +29,8 @@ def _alternatives(kind: Any) -> Iterator[Any]:
     if origin is Annotated:
         yield from _alternatives(get_args(kind)[0])
     elif origin in (Union, types.UnionType):
-        for one in get_args(kind):
-            yield from _alternatives(one)
+        for alternative in get_args(kind):
+            yield from _alternatives(alternative)
     elif isinstance(kind, type) and issubclass(kind, RootModel):
         yield from _alternatives(kind.model_fields["root"].annotation)
     else:

@@ -68,12 +68,12 @@ class EarlierCall(Bounded):
     def for_template(self) -> dict[str, Any]:
         """The call as chat templates expect it: its arguments are an object."""
         function = self.function
-        shown = {
+        fields = {
             **(function.model_extra or {}),
             "name": function.name,
             "arguments": function.arguments or {},
         }
-        return {**(self.model_extra or {}), "id": self.id, "type": self.type, "function": shown}
+        return {**(self.model_extra or {}), "id": self.id, "type": self.type, "function": fields}
 
 
 def _known_role(value: Any) -> Any:
@@ -116,14 +116,14 @@ class Message(Bounded):
         """
         content = None if self.content is None else self.text
         role = "system" if self.role == "developer" else self.role
-        shown = {**(self.model_extra or {}), "role": role, "content": content}
+        fields = {**(self.model_extra or {}), "role": role, "content": content}
         if self.tool_calls:
-            shown["tool_calls"] = [call.for_template() for call in self.tool_calls]
+            fields["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
-            shown["tool_call_id"] = self.tool_call_id
+            fields["tool_call_id"] = self.tool_call_id
         if reasoning := self.reasoning or self.reasoning_content:
-            shown |= {"reasoning": reasoning, "reasoning_content": reasoning}
-        return shown
+            fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        return fields
 
 
 def _is_complete(message: Message) -> Message:
@@ -143,11 +143,11 @@ def _is_complete(message: Message) -> Message:
 def _few_parts(messages: Any) -> Any:
     if isinstance(messages, list):
         lists = (
-            given
+            values
             for message in messages
             if isinstance(message, dict)
-            for given in (message.get("content"), message.get("tool_calls"))
-            if isinstance(given, list)
+            for values in (message.get("content"), message.get("tool_calls"))
+            if isinstance(values, list)
         )
         if (count := sum(map(len, lists))) > MAX_PARTS:
             reason = f"have {count} parts and tool calls together; the maximum is {MAX_PARTS}"

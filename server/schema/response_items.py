@@ -18,16 +18,16 @@ PART_TYPES = ("input_text", "output_text", "refusal")
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-def _known(kind: str, known: tuple[str, ...], default: str | None) -> BeforeValidator:
+def _known(kind: str, types: tuple[str, ...], default: str | None) -> BeforeValidator:
     """Refuses a part of another kind by its name, before its fields are looked at."""
 
     def check(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        if (given := value.get("type")) is None and default is not None:
+        if (type_name := value.get("type")) is None and default is not None:
             return {**value, "type": default}
-        if given is not None and given not in known:
-            reason = f"the {kind} type {clip(given)} is not supported; use {', '.join(known)}"
+        if type_name is not None and type_name not in types:
+            reason = f"the {kind} type {clip(type_name)} is not supported; use {', '.join(types)}"
             context = {"reason": reason, "code": "unsupported_parameter"}
             raise PydanticCustomError("unsupported_type", "{reason}", context)
         return value

@@ -52,8 +52,8 @@ def _refused(*neutral: Any, instead: str = "leave it out", keeps: bool = False) 
 
     def check(value: Any) -> Any:
         # `type`, because 1 == true.
-        known = any(type(value) is type(other) and value == other for other in neutral)
-        if value is not None and not known:
+        is_neutral = any(type(value) is type(other) and value == other for other in neutral)
+        if value is not None and not is_neutral:
             raise _unsupported(f"is not supported by this server; {instead}")
         return value if keeps else None
 

@@ -136,14 +136,14 @@ def from_response_format(body: ResponseFormat) -> StructuredOutput | None:
 
 def from_structured_outputs(body: StructuredOutputs) -> StructuredOutput | None:
     """The constraint, `None` if no field is given. Raises `InvalidField`."""
-    given = [name for name in type(body).model_fields if getattr(body, name) is not None]
-    if not given:
+    names = [name for name in type(body).model_fields if getattr(body, name) is not None]
+    if not names:
         return None
-    if len(given) > 1:
-        names = ", ".join(name.rstrip("_") for name in given)
-        message = f"structured_outputs takes one of its fields, and {names} are given."
+    if len(names) > 1:
+        listed = ", ".join(name.rstrip("_") for name in names)
+        message = f"structured_outputs takes one of its fields, and {listed} are given."
         raise InvalidField("structured_outputs", message)
-    param = f"structured_outputs.{given[0].rstrip('_')}"
+    param = f"structured_outputs.{names[0].rstrip('_')}"
     if body.choice is not None:
         return StructuredOutput(ConstraintKind.CHOICE, choices=tuple(body.choice), param=param)
     if body.regex is not None:
@@ -241,8 +241,8 @@ def _circular_ref(schema: dict[str, Any]) -> str | None:
 def _resolve(schema: Any, ref: str) -> Any:
     """The target of a `$ref` within the schema (a JSON pointer, RFC 6901), else `None`."""
     document, _, pointer = ref.partition("#")
-    before, *keys = unquote(pointer).split("/")
-    if document or before:
+    head, *keys = unquote(pointer).split("/")
+    if document or head:
         return None
     for key in keys:
         if not isinstance(schema, dict):
@@ -266,7 +266,7 @@ class ForeignConstraints(BaseModel):
 
     def foreign_constraints(self) -> list[StructuredOutput]:
         """The constraints that are given, in the order of the fields. Raises `InvalidField`."""
-        found = [
+        constraints = [
             _of_text(ConstraintKind.GRAMMAR, self.grammar, "grammar"),
             _of_schema(self.json_schema, "json_schema"),
             self._of_format(),
@@ -276,10 +276,10 @@ class ForeignConstraints(BaseModel):
         ]
         if self.guided_choice is not None:
             choices = tuple(self.guided_choice)
-            found.append(
+            constraints.append(
                 StructuredOutput(ConstraintKind.CHOICE, choices=choices, param="guided_choice")
             )
-        return [constraint for constraint in found if constraint is not None]
+        return [constraint for constraint in constraints if constraint is not None]
 
     def _of_format(self) -> StructuredOutput | None:
         """Ollama's `json` is any object."""

@@ -86,12 +86,12 @@ def turns(sources: Sequence[Source]) -> list[Turn]:
 
 def beginnings(conversation: Sequence[Turn]) -> list[int]:
     """Where a shorter conversation can begin, the latest first; an answer needs its question."""
-    found = [
+    places = [
         place
         for place, turn in enumerate(conversation)
         if place and turn.message["role"] not in ("assistant", "tool")
     ]
-    return found[::-1]
+    return places[::-1]
 
 
 def _turns(sources: Sequence[Source]) -> Iterator[Turn]:

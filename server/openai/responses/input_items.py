@@ -25,11 +25,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def input_items(given: str | Sequence[InputItem]) -> list[Item]:
+def input_items(items: str | Sequence[InputItem]) -> list[Item]:
     """The items of a request, in full. Raises `InvalidField` for one that cannot be read."""
-    if isinstance(given, str):
-        given = [MessageItem(type="message", role="user", content=given)]
-    return [_item(item, f"input.{number}") for number, item in enumerate(given)]
+    if isinstance(items, str):
+        items = [MessageItem(type="message", role="user", content=items)]
+    return [_item(item, f"input.{number}") for number, item in enumerate(items)]
 
 
 def _item(item: InputItem, param: str) -> Item:

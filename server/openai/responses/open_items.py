@@ -12,8 +12,8 @@ class DeltaFrame:
 
     def __init__(self, kind: str, fields: dict[str, Any]) -> None:
         text = _event(kind, {**fields, "delta": TEXT_PLACEHOLDER}, 0)
-        self._before, after = text.split(json_text(TEXT_PLACEHOLDER).encode())
-        self._between, self._after = after.rsplit(b"0", 1)
+        self._before, rest_of_event = text.split(json_text(TEXT_PLACEHOLDER).encode())
+        self._between, self._after = rest_of_event.rsplit(b"0", 1)
 
     def filled(self, delta: str, number: int) -> bytes:
         """The encoded event."""
@@ -44,8 +44,8 @@ class EventWriter:
 
     def take(self) -> list[bytes]:
         """The events since the last call."""
-        written, self._written = self._written, []
-        return written
+        events, self._written = self._written, []
+        return events
 
     def _number(self) -> int:
         number = self._next

@@ -62,8 +62,8 @@ async def prepare_response(
     history = earlier_items(runtime.responses, body, owner)
     items = input_items(body.input)
     check_text(body)
-    own = [Source(item, f"input.{number}") for number, item in enumerate(items)]
-    conversation = turns([*history, *own])
+    own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
+    conversation = turns([*history, *own_items])
     request = await _prepare_chat(runtime, body, response_input(body), conversation)
     shape = request.shape
     assert isinstance(shape, ChatShape)
@@ -131,8 +131,8 @@ async def _prepare_chat(
     """The prepared chat; with `truncation`, without the oldest messages that do not fit."""
 
     async def prepared(turns: Sequence[Turn]) -> PreparedRequest:
-        whole = with_messages(chat, body.instructions, turns)
-        return await prepare_input(runtime, body, whole, "resp_")
+        complete = with_messages(chat, body.instructions, turns)
+        return await prepare_input(runtime, body, complete, "resp_")
 
     try:
         return await prepared(conversation)
@@ -188,8 +188,8 @@ def request_fields(
 
 def _text(body: ResponsesRequest) -> dict[str, Any]:
     text = body.text
-    wanted = {"type": "text"}
+    text_format = {"type": "text"}
     if text is not None and text.format is not None:
-        wanted = text.format.model_dump(by_alias=True, exclude_none=True)
+        text_format = text.format.model_dump(by_alias=True, exclude_none=True)
     verbosity = text.verbosity if text is not None else None
-    return {"format": wanted, "verbosity": verbosity or "medium"}
+    return {"format": text_format, "verbosity": verbosity or "medium"}

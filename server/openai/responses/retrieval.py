@@ -50,14 +50,14 @@ def list_input(
     response_id: str,
     owner: str,
     *,
-    after: str | None,
+    after_id: str | None,
     limit: int,
     newest_first: bool,
 ) -> dict[str, Any]:
     """A page of the items that a response was generated from, those that it continued included.
 
     Args:
-        after: the id of the last item of the page before.
+        after_id: the id of the last item of the page before.
 
     Raises:
         NotFound: the response, or one that it continues, is not stored.
@@ -67,10 +67,10 @@ def list_input(
     if newest_first:
         items.reverse()
     begin = 0
-    if after is not None:
-        places = [place for place, item in enumerate(items) if item["id"] == after]
+    if after_id is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == after_id]
         if not places:
-            raise InvalidField("after", f"after: the response has no input item {clip(after)}.")
+            raise InvalidField("after", f"after: the response has no input item {clip(after_id)}.")
         begin = places[0] + 1
     page = items[begin : begin + limit]
     return {
@@ -84,14 +84,14 @@ def list_input(
 
 def _input(store: ResponseStore, response: StoredResponse) -> list[Item]:
     try:
-        *earlier, last = store.chain(response)
+        *earlier, newest = store.chain(response)
     except BrokenChain as error:
         message = f"{clip(response.id)} continues {clip(error.missing_id)}, which was deleted."
         raise NotFound(message, param="response_id", code="response_not_found") from None
     items: list[Item] = []
-    for one in earlier:
-        items += [*json.loads(one.items), *json.loads(one.output)]
-    return [*items, *json.loads(last.items)]
+    for older in earlier:
+        items += [*json.loads(older.items), *json.loads(older.output)]
+    return [*items, *json.loads(newest.items)]
 
 
 def _has_logprobs(response: dict[str, Any]) -> bool:
