@@ -45,7 +45,7 @@ NEWEST_TESTS := $(ENGINE_TESTS)/patches $(ENGINE_TESTS)/core $(addprefix $(ENGIN
 test-newest: $(NEWEST)/.made  ## Runs a part of the engine's tests on the newest supported vLLM.
 	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(NEWEST_TESTS))
 
-ASYNC_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py hazards.py faults.py sampling.py \
+ASYNC_TESTS := $(addprefix $(ENGINE_TESTS)/test_, lossless.py switching.py heads.py hazards.py faults.py sampling.py \
 	statistics.py structured_output.py prediction.py loading.py confidence_gate.py) \
 	$(ENGINE_TESTS)/worker/drafting/test_tensor_parallel.py
 

@@ -6,6 +6,7 @@ same: a single draft from another state would change the counts.
 """
 
 import asyncio
+import os
 from collections.abc import Sequence, Set
 from functools import cache
 
@@ -110,17 +111,24 @@ def possible(
     """
 
     @cache
-    def rest(emitted: int, before: int, interrupted: int) -> Set[Counts]:
-        if emitted >= LENGTH:
+    def rest(emitted: tuple[int, ...], interrupted: int) -> Set[Counts]:
+        """The counts from here on; `emitted` is the number of tokens now and after earlier steps."""
+        now = emitted[0]
+        if now >= LENGTH:
             return {(0, 0, 0)}
-        # The scheduler plans k before the step after whose tokens the head drafts.
-        made = drafts[emitted - 1][: max(0, min(K, LENGTH - before - 2))]
-        accepted = num_accepted(made, text[emitted:])
-        after = rest(emitted + accepted + 1, emitted, interrupted)
-        counts = {(n + bool(made), d + len(made), a + accepted) for n, d, a in after}
-        return counts | (rest(emitted + 1, emitted, interrupted - 1) if interrupted else set())
+        planned_at = emitted[-1]
+        proposed = drafts[now - 1][: max(0, min(K, LENGTH - planned_at - 2))]
+        accepted = num_accepted(proposed, text[now:])
+        later = rest((now + accepted + 1, *emitted[:-1]), interrupted)
+        counts = {(n + bool(proposed), d + len(proposed), a + accepted) for n, d, a in later}
+        if interrupted:
+            counts |= rest((now + 1, *emitted[:-1]), interrupted - 1)
+        return counts
 
-    return rest(start, start - 1, interrupted)
+    # The scheduler plans k before the step after whose tokens the head drafts; under asynchronous
+    # scheduling one step earlier still.
+    steps_ahead = 2 if os.environ.get("ASYNC_SCHEDULING") else 1
+    return rest((start, *[start - 1] * steps_ahead), interrupted)
 
 
 def counted(result: Result, name: str) -> Counts:
