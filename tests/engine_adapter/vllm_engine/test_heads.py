@@ -112,7 +112,7 @@ def possible(
 
     @cache
     def rest(emitted: tuple[int, ...], interrupted: int) -> Set[Counts]:
-        """The counts from here on; `emitted` is the number of tokens now and after earlier steps."""
+        """The counts from here on; `emitted` counts the tokens now, and after earlier steps."""
         now = emitted[0]
         if now >= LENGTH:
             return {(0, 0, 0)}
