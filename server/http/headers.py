@@ -1,4 +1,4 @@
-"""The response headers that clients may read besides HTTP's own."""
+"""The headers of requests and responses besides HTTP's own."""
 
 from collections.abc import Mapping
 
@@ -8,6 +8,10 @@ SPEC_METHOD = "x-specgate-spec-method"
 IGNORED_FIELDS = "x-specgate-ignored-fields"
 UNENFORCED_KEYWORDS = "x-specgate-unenforced-keywords"
 RETRY_AFTER = "Retry-After"
+
+PROPOSER = "x-specgate-proposer"
+NUM_SPECULATIVE_TOKENS = "x-specgate-num-speculative-tokens"
+"""Headers of a request that mean what the fields of `spec_decode` mean."""
 
 RESPONSE_HEADERS: Mapping[str, str] = {
     REQUEST_ID: "the request's id, which the server's log has too",

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from engine_adapter.seam.text import cut
-from engine_adapter.seam.types import LoraAdapter, StructuredOutput
+from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
 from server.http.headers import IGNORED_FIELDS
-from server.openai.models import find_adapter
+from server.openai.models import ServedModel, find_model
 from server.schema.base import Body, without_effect
 from server.schema.chat import ReasoningEffort
 from server.schema.generation_body import GenerationBody
@@ -24,14 +24,14 @@ class CheckedBody:
     """A body of which every field is either honoured or ignored with notice.
 
     Attributes:
-        model: the served name, which the response repeats.
+        model_name: as the client wrote it; the response repeats it.
+        model: what that name stands for.
         ignored: unknown fields of the body.
-        adapter: the LoRA adapter of that name; `None` is the target itself.
     """
 
-    model: str
+    model_name: str
+    model: ServedModel
     ignored: tuple[str, ...]
-    adapter: LoraAdapter | None = None
 
     def headers(self) -> dict[str, str]:
         """`x-specgate-ignored-fields`, if fields were ignored."""
@@ -41,9 +41,9 @@ class CheckedBody:
 def check_body(runtime: Runtime, body: Body) -> CheckedBody:
     """Checks the model's name and unknown fields. Raises `NotFound`, `InvalidField`."""
     name = runtime.settings.served_model_name[0] if body.model is None else body.model
-    adapter = find_adapter(runtime, name)
+    model = find_model(runtime, name)
     ignored = body.ignored_fields(strict=runtime.settings.strict_fields)
-    return CheckedBody(name, ignored, adapter)
+    return CheckedBody(name, model, ignored)
 
 
 def check_generation_body(runtime: Runtime, body: GenerationBody) -> CheckedBody:

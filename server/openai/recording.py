@@ -81,7 +81,7 @@ class Recording:
         prepared, error, request = self._prepared, self._error, self._request
         return Generation(
             operation=prepared.shape.operation,
-            model=prepared.checked.model,
+            model=prepared.checked.model.name,
             api_key=self._api_key,
             streams=prepared.answer.streams,
             num_choices=prepared.answer.n * len(prepared.prompts),

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Receive
 
 from engine_adapter.policies.names import policy_name
+from engine_adapter.seam.text import clip
 from engine_adapter.seam.types import GenerationRequest, SamplingOptions
 from server.control.admission.request_cost import request_cost
 from server.control.admission.slots import Ticket
@@ -20,7 +21,12 @@ from server.control.routing.router import NO_ROUTING, Routing
 from server.control.routing.rules import Traits
 from server.control.switching.selection import Selection, decides_itself, select
 from server.errors import InvalidField
-from server.http.headers import SPEC_METHOD, UNENFORCED_KEYWORDS
+from server.http.headers import (
+    NUM_SPECULATIVE_TOKENS,
+    PROPOSER,
+    SPEC_METHOD,
+    UNENFORCED_KEYWORDS,
+)
 from server.openai.body_checks import CheckedBody, header_list
 from server.openai.choices import ChoiceShape
 from server.openai.prompts import check_echo
@@ -29,6 +35,9 @@ from server.state import Runtime
 from server.time_limits import TimeLimit
 
 _INT64 = 2**63
+
+MAX_K_DIGITS = 9
+"""The most digits of a draft length in a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,7 @@ class PreparedRequest:
         """What routing rules match of the request."""
         sampling = self.options[0]
         return Traits(
-            model=self.checked.model,
+            model=self.checked.model.name,
             headers=origin.headers,
             api_key=origin.api_key,
             prompt_tokens=max(map(len, self.prompts)),
@@ -191,7 +200,7 @@ async def admitted(
     cost = request_cost(
         origin.api_key, prepared.prompts, answer.n, prepared.options[0], answer.priority
     )
-    adapter_used = runtime.lora_admin.used(prepared.checked.adapter)
+    adapter_used = runtime.lora_admin.used(prepared.checked.model.adapter)
     waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
     waited_s = 0.0
     with runtime.admission.ticket(cost) as ticket, adapter_used:
@@ -224,7 +233,7 @@ def _admit(
         prediction=prepared.prediction,
         streams_stats=answer.statistics_so_far,
     )
-    adapter = prepared.checked.adapter
+    adapter = prepared.checked.model.adapter
     engine_requests = tuple(
         GenerationRequest(
             f"{request_id}-{p * n + i}",
@@ -260,7 +269,9 @@ def choose(
 ) -> tuple[Selection, Routing]:
     """The spec method that a request would get now. Counts nothing. Raises `InvalidField`."""
     router, routing = runtime.router, NO_ROUTING
-    method = prepared.answer.method
+    method = complete_method(
+        prepared.answer.method, origin.headers, prepared.checked.model.proposer
+    )
     if router.rules and (router.uses_overlap or not decides_itself(method)):
         routing = router.route(prepared.traits(origin))
     if decides_itself(method):
@@ -317,3 +328,28 @@ def _canonical(name: str | None) -> str | None:
 
 def _conflict(flat: str, nested: str) -> InvalidField:
     return InvalidField(flat, f"{flat} and {nested} are both given and differ; send one of them.")
+
+
+def complete_method(
+    method: MethodRequest, headers: Mapping[str, str], model_proposer: str | None
+) -> MethodRequest:
+    """The method with what the body does not have: from the headers, else from the model's name.
+
+    Args:
+        headers: name in lower case -> value.
+        model_proposer: see `ServedModel`.
+
+    Raises:
+        InvalidField: the header of k is not an integer.
+    """
+    if not method.is_named and (name := headers.get(PROPOSER)) is not None:
+        method = replace(method, proposer=name, is_named=True, proposer_param=PROPOSER)
+    elif not method.is_named and model_proposer is not None:
+        method = replace(method, proposer=model_proposer, is_named=True, proposer_param="model")
+    k = headers.get(NUM_SPECULATIVE_TOKENS)
+    if k is None or method.num_speculative_tokens is not None:
+        return method
+    if not (k.isascii() and k.isdigit() and len(k) <= MAX_K_DIGITS):
+        message = f"{NUM_SPECULATIVE_TOKENS} must be an integer from 0 on, not {clip(k)}."
+        raise InvalidField(NUM_SPECULATIVE_TOKENS, message)
+    return replace(method, num_speculative_tokens=int(k), k_param=NUM_SPECULATIVE_TOKENS)

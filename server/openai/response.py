@@ -183,7 +183,7 @@ class ResponseBuilder:
             "id": request.id,
             "object": object_type,
             "created": request.created,
-            "model": request.prepared.checked.model,
+            "model": request.prepared.checked.model_name,
         }
 
     def _finish_fields(self, index: int) -> dict[str, Any]:

@@ -63,6 +63,9 @@ class Settings(
     served_model_name: Texts = Field(
         (), description="names that requests may give as `model`, the first one shown (repeatable)"
     )
+    list_proposers_as_models: bool = Field(
+        False, description="show NAME:PROPOSER for each proposer in /v1/models"
+    )
     engine: Literal["vllm", "fake"] = Field(
         "vllm", description="vllm, or fake: no model, for tests and for measuring the gateway"
     )

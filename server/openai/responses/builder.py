@@ -131,7 +131,7 @@ class ResponsesBuilder:
             "completed_at": None,
             "error": None,
             "incomplete_details": None,
-            "model": self._request.prepared.checked.model,
+            "model": self._request.prepared.checked.model_name,
             "output": output,
             **self._response.fields,
             "usage": None,
