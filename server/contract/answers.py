@@ -13,14 +13,27 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from server.control.admission.limit_errors import KEY_LIMIT_CODES, LIMIT_CODES
-from server.http.headers import IGNORED_FIELDS, REQUEST_ID, SPEC_METHOD, UNENFORCED_KEYWORDS
+from server.http.headers import (
+    ACCEPTED_DRAFT_TOKENS,
+    DRAFT_TOKENS,
+    IGNORED_FIELDS,
+    REQUEST_ID,
+    SPEC_METHOD,
+    UNENFORCED_KEYWORDS,
+)
 
 Answers = dict[int | str, dict[str, Any]]
 """Status -> answer, as FastAPI's `responses` has it."""
 
 EVENT_STREAM = "text/event-stream"
 SCHEMAS = "#/components/schemas/{model}"
-GENERATION_HEADERS = (SPEC_METHOD, IGNORED_FIELDS, UNENFORCED_KEYWORDS)
+GENERATION_HEADERS = (
+    SPEC_METHOD,
+    DRAFT_TOKENS,
+    ACCEPTED_DRAFT_TOKENS,
+    IGNORED_FIELDS,
+    UNENFORCED_KEYWORDS,
+)
 LIMIT_ERRORS = {
     status: ", ".join((*codes, *(["drain_aborted"] if status == 503 else [])))
     for status, codes in LIMIT_CODES.items()

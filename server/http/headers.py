@@ -5,18 +5,23 @@ from collections.abc import Mapping
 REQUEST_ID = "x-request-id"
 TRACE_ID = "x-trace-id"
 SPEC_METHOD = "x-specgate-spec-method"
+DRAFT_TOKENS = "x-specgate-draft-tokens"
+ACCEPTED_DRAFT_TOKENS = "x-specgate-accepted-draft-tokens"
 IGNORED_FIELDS = "x-specgate-ignored-fields"
 UNENFORCED_KEYWORDS = "x-specgate-unenforced-keywords"
 RETRY_AFTER = "Retry-After"
 
 PROPOSER = "x-specgate-proposer"
 NUM_SPECULATIVE_TOKENS = "x-specgate-num-speculative-tokens"
+REQUEST_HEADERS = (PROPOSER, NUM_SPECULATIVE_TOKENS)
 """Headers of a request that mean what the fields of `spec_decode` mean."""
 
 RESPONSE_HEADERS: Mapping[str, str] = {
     REQUEST_ID: "the request's id, which the server's log has too",
     TRACE_ID: "the request's trace, if the server sends traces, which the server's log has too",
     SPEC_METHOD: "the method chosen at admission: a proposer, a policy, or none",
+    DRAFT_TOKENS: "drafted tokens of an answer in one piece, all choices together",
+    ACCEPTED_DRAFT_TOKENS: "those of them that were accepted",
     IGNORED_FIELDS: "unknown fields of the body, percent-encoded, separated by commas",
     UNENFORCED_KEYWORDS: "keywords of the JSON schema that are not enforced, separated by commas",
     RETRY_AFTER: "seconds until a retry can help; absent if it cannot",

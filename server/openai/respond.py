@@ -22,6 +22,7 @@ from server.openai.choices import ChoiceState
 from server.openai.recording import Recording
 from server.openai.request import AdmittedRequest, Origin, PreparedRequest, admitted
 from server.openai.response import ResponseBuilder
+from server.openai.usage import draft_headers
 from server.state import Runtime
 from server.time_limits import TimeLimit, within
 
@@ -112,6 +113,7 @@ class GenerationResponse(Response):
                 await stream(scope, receive, send)
                 return
             body = await until_disconnect(receive, whole_body(runtime, request, builder), limit)
+            response_headers |= draft_headers(builder.choices)
         response = Response(body, media_type="application/json", headers=response_headers)
         await response(scope, receive, send)
 

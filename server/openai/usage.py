@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from engine_adapter.seam.counts import ProposerCounts, SpecStats
+from server.http.headers import ACCEPTED_DRAFT_TOKENS, DRAFT_TOKENS
 from server.openai.choices import ChoiceState
 from server.openai.request import AdmittedRequest
 
@@ -16,8 +17,9 @@ from server.openai.request import AdmittedRequest
 def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str, Any]:
     """OpenAI's `usage`. Each prompt counts once, also with several choices.
 
-    With a prediction, it includes how many of the drafted tokens were accepted; with a reasoning
-    parser, how many tokens are reasoning.
+    Its details have the drafted tokens and those of them that were accepted, because many clients
+    drop `metrics`; with a prediction OpenAI's own counts of them, too; with a reasoning parser, how
+    many tokens are reasoning.
     """
     completion = sum(choice.num_tokens for choice in choices)
     cached = num_cached_tokens(request, choices)
@@ -27,19 +29,25 @@ def usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str,
         "total_tokens": request.num_prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    details: dict[str, int] = {}
+    stats = total_spec(choices)
+    drafts = sum(stats.by_proposer.values(), ProposerCounts())
+    details = {"num_draft_tokens": drafts.drafted, "num_accepted_draft_tokens": drafts.accepted}
     if (reasoning := request.prepared.shape.num_reasoning_tokens) is not None:
         details["reasoning_tokens"] = reasoning
     if request.prepared.answer.method.has_prediction:
-        by_proposer = total_spec(choices).by_proposer
-        counts = by_proposer.get(request.selection.name, ProposerCounts())
+        counts = stats.by_proposer.get(request.selection.name, ProposerCounts())
         details |= {
             "accepted_prediction_tokens": counts.accepted,
             "rejected_prediction_tokens": counts.drafted - counts.accepted,
         }
-    if details:
-        figures["completion_tokens_details"] = details
+    figures["completion_tokens_details"] = details
     return figures
+
+
+def draft_headers(choices: Sequence[ChoiceState]) -> dict[str, str]:
+    """The drafted and the accepted tokens of a whole answer, as headers."""
+    drafts = sum(total_spec(choices).by_proposer.values(), ProposerCounts())
+    return {DRAFT_TOKENS: str(drafts.drafted), ACCEPTED_DRAFT_TOKENS: str(drafts.accepted)}
 
 
 def num_cached_tokens(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> int:

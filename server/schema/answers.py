@@ -40,8 +40,10 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """Of the generated tokens."""
+    """Of the generated tokens, and of those drafted for them."""
 
+    num_draft_tokens: int = Field(description="drafted and verified")
+    num_accepted_draft_tokens: int = Field(description="of these")
     reasoning_tokens: int = absent("with a reasoning parser")
     accepted_prediction_tokens: int = absent("with a prediction: drafted from it and accepted")
     rejected_prediction_tokens: int = absent("with a prediction: drafted from it and rejected")
@@ -66,7 +68,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails = absent()
+    completion_tokens_details: CompletionTokensDetails
 
 
 class DraftCounts(BaseModel):

@@ -157,7 +157,7 @@ class ResponsesBuilder:
 def response_usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str, Any]:
     """The `usage` of a response. What the prefix cache keeps of a prompt is not counted."""
     figures = usage(request, choices)
-    details = figures.get("completion_tokens_details", {})
+    details = figures["completion_tokens_details"]
     return {
         "input_tokens": figures["prompt_tokens"],
         "input_tokens_details": {"cache_write_tokens": 0, **figures["prompt_tokens_details"]},

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from server.contract.answers import answers
 from server.contract.document import TAGS, make_document
 from server.http.auth import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS
-from server.http.headers import RESPONSE_HEADERS
+from server.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from tests import documentation
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway, build
@@ -189,7 +189,7 @@ def test_every_header_of_ours_is_listed() -> None:
     sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "server").rglob("*.py"))
     sent = set(re.findall(r'"(x-specgate-[a-z-]+)"', sources))
     assert len(sent) >= 2
-    assert sent - set(RESPONSE_HEADERS) == set()
+    assert sent - {*RESPONSE_HEADERS, *REQUEST_HEADERS} == set()
 
 
 def test_every_schema_has_a_name_of_its_own(document: dict[str, Any]) -> None:

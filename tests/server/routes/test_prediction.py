@@ -53,6 +53,8 @@ async def test_usage_has_accepted_and_rejected_prediction_tokens(gateway: Gatewa
     details = {
         "accepted_prediction_tokens": accepted,
         "rejected_prediction_tokens": drafted - accepted,
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": accepted,
     }
     assert body["usage"]["completion_tokens_details"] == details
     options = {"include_usage": True}
@@ -67,7 +69,7 @@ async def test_usage_without_a_prediction_has_no_prediction_tokens(
 ) -> None:
     for fields in ({}, {"prediction": None}):
         body = (await gateway.chat(max_tokens=20, **fields)).json()
-        assert "completion_tokens_details" not in body["usage"]
+        assert "accepted_prediction_tokens" not in body["usage"]["completion_tokens_details"]
         assert body["metrics"]["speculative_decoding"]["proposer"] == "draft"
     assert {request.spec_decode.prediction for request in seen} == {()}
 

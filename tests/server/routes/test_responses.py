@@ -45,7 +45,8 @@ async def test_a_response_has_openais_fields(gateway: Gateway) -> None:
     assert usage["output_tokens"] == 12
     assert usage["total_tokens"] == usage["input_tokens"] + 12
     assert usage["input_tokens_details"] == {"cache_write_tokens": 0, "cached_tokens": 0}
-    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
+    drafted = body["metrics"]["speculative_decoding"]["num_draft_tokens"]
+    assert usage["output_tokens_details"]["num_draft_tokens"] == drafted > 0
 
 
 async def test_the_request_is_repeated_with_its_defaults(gateway: Gateway) -> None:
