@@ -7,7 +7,7 @@ from typing import Any
 from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.openai.field_names import CHAT, FieldNames
-from server.openai.function_tools import FunctionTools, checked_tools
+from server.openai.function_tools import FunctionTools, chat_paths, checked_tools
 from server.schema.chat import ChatCompletionRequest, ChatPromptFields, ReasoningEffort
 from server.schema.messages import Message
 from server.schema.structured import constraint_field
@@ -73,7 +73,13 @@ class ChatInput:
 def chat_input(body: ChatCompletionRequest) -> ChatInput:
     """That of a chat completion. Raises `InvalidField`."""
     functions = [tool.function for tool in body.tools or ()]
-    tools = checked_tools(functions, body.tool_choice, CHAT, parallel=body.parallel_tool_calls)
+    tools = checked_tools(
+        functions,
+        chat_paths(len(functions)),
+        body.tool_choice,
+        CHAT,
+        parallel=body.parallel_tool_calls,
+    )
     max_tokens, max_tokens_name = _max_tokens(body)
     return ChatInput(
         prompt=chat_prompt(body.messages, body, tools),

@@ -9,7 +9,6 @@ class FieldNames:
 
     Attributes:
         messages: all of them.
-        tool: the part of a tool's path that comes after its number, with its dot.
         chosen_function: the name of the one that must be called.
         format: of the text.
         effort: of reasoning.
@@ -17,15 +16,10 @@ class FieldNames:
     """
 
     messages: str = "messages"
-    tool: str = ".function"
     chosen_function: str = "tool_choice.function.name"
     format: str = "response_format"
     effort: str = "reasoning_effort"
     logprobs: str = "logprobs"
-
-    def function(self, number: int) -> str:
-        """The path of the function of a tool."""
-        return f"tools.{number}{self.tool}"
 
 
 CHAT = FieldNames()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.seam.schema_keywords import ANY_OBJECT
@@ -25,25 +25,29 @@ class FunctionTools:
     """Checked functions and the choice among them. See `checked_tools`.
 
     Attributes:
+        paths: where each function is in the body.
         arguments: the constraint on the arguments of each function, which are always an object.
         choice: OpenAI's, with its default.
         single: at most one call.
     """
 
     functions: Sequence[Function] = ()
+    paths: Sequence[str] = ()
     arguments: Sequence[StructuredOutput] = ()
     choice: ToolChoice = "none"
     single: bool = False
 
     def only(self, names: Collection[str], choice: ToolChoice) -> "FunctionTools":
         """The functions with these names, and another choice."""
-        pairs = [
-            (function, arguments)
-            for function, arguments in zip(self.functions, self.arguments, strict=True)
+        rows = [
+            (function, path, arguments)
+            for function, path, arguments in zip(
+                self.functions, self.paths, self.arguments, strict=True
+            )
             if function.name in names
         ]
-        functions, arguments = zip(*pairs, strict=True)
-        return replace(self, functions=functions, arguments=arguments, choice=choice)
+        functions, paths, arguments = zip(*rows, strict=True)
+        return FunctionTools(functions, paths, arguments, choice, self.single)
 
     def for_template(self) -> list[dict[str, Any]]:
         """The tools as chat templates get them."""
@@ -96,6 +100,7 @@ class FunctionTools:
 
 def checked_tools(
     functions: Sequence[Function],
+    paths: Sequence[str],
     choice: ToolChoice | None,
     names: FieldNames,
     *,
@@ -103,15 +108,24 @@ def checked_tools(
 ) -> FunctionTools:
     """The functions with the choice; by default `auto` with functions, and `none` without.
 
-    Raises `InvalidField` for equal names, for parameters that cannot be a schema, and for a choice
-    that needs a function which is not there.
+    Args:
+        paths: where each function is in the body.
+
+    Raises:
+        InvalidField: two functions have one name, parameters cannot be a schema, or the choice
+            needs a function which is not there.
     """
     if choice == "required" or isinstance(choice, NamedTool):
         _check_choice(functions, choice, names)
     if not functions:
         return FunctionTools(single=parallel is False)
-    arguments = _checked_arguments(functions, names)
-    return FunctionTools(functions, arguments, choice or "auto", parallel is False)
+    arguments = _checked_arguments(functions, paths)
+    return FunctionTools(functions, paths, arguments, choice or "auto", parallel is False)
+
+
+def chat_paths(count: int) -> list[str]:
+    """Where the functions of a chat's body are."""
+    return [f"tools.{number}.function" for number in range(count)]
 
 
 def _check_choice(functions: Sequence[Function], choice: ToolChoice, names: FieldNames) -> None:
@@ -125,13 +139,14 @@ def _check_choice(functions: Sequence[Function], choice: ToolChoice, names: Fiel
             raise InvalidField(param, f"{param}: `tools` has no tool {clip(name)}.")
 
 
-def _checked_arguments(functions: Sequence[Function], names: FieldNames) -> list[StructuredOutput]:
+def _checked_arguments(
+    functions: Sequence[Function], paths: Sequence[str]
+) -> list[StructuredOutput]:
     """The constraints on the arguments of the functions."""
     arguments: list[StructuredOutput] = []
     names_before: set[str] = set()
     size = 0
-    for number, function in enumerate(functions):
-        path = names.function(number)
+    for function, path in zip(functions, paths, strict=True):
         if function.name in names_before:
             param = f"{path}.name"
             raise InvalidField(param, f"{param}: another tool is called {function.name!r} too.")

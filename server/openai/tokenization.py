@@ -6,7 +6,7 @@ from typing import Any
 from server.errors import InvalidField
 from server.openai.chat_input import chat_prompt
 from server.openai.field_names import CHAT
-from server.openai.function_tools import checked_tools
+from server.openai.function_tools import chat_paths, checked_tools
 from server.openai.prompts import check_token_ids, render_chat, text_limit, text_prompt
 from server.schema.chat import DetokenizeRequest, TokenizeRequest
 from server.state import Runtime
@@ -36,6 +36,7 @@ async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:
     max_chars = text_limit(renderer, runtime.info, is_bounded=False)
     if body.prompt is not None:
         return await text_prompt(renderer, body.prompt, body.add_special_tokens, max_chars)
-    tools = checked_tools([tool.function for tool in body.tools or ()], None, CHAT)
+    functions = [tool.function for tool in body.tools or ()]
+    tools = checked_tools(functions, chat_paths(len(functions)), None, CHAT)
     chat = chat_prompt(body.messages or (), body, tools)
     return await render_chat(renderer, chat, max_chars)

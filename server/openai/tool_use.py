@@ -142,8 +142,8 @@ def tool_use(
         tools=tools,
         shows_reasoning=chat.shows_reasoning,
         strict_fields=tuple(
-            f"{chat.names.function(number)}.strict"
-            for number, function in enumerate(tools.functions)
+            f"{path}.strict"
+            for path, function in zip(tools.paths, tools.functions, strict=True)
             if may_call and function.strict
         ),
     )

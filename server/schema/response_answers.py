@@ -75,7 +75,20 @@ class FunctionCall(BaseModel):
     status: Status
     call_id: str
     name: str
+    namespace: str = absent("of a tool that is in one")
     arguments: str = Field(description="JSON, complete if the status is completed")
+
+
+class CustomCall(BaseModel):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    status: Status
+    call_id: str
+    name: str
+    namespace: str = absent("of a tool that is in one")
+    input: str = Field(description="free text, complete if the status is completed")
 
 
 class ListedMessage(BaseModel):
@@ -100,9 +113,26 @@ class FunctionCallOutput(BaseModel):
     output: str | list[InputTextPart]
 
 
-OutputItem = Annotated[OutputMessage | ReasoningOutput | FunctionCall, Field(discriminator="type")]
+class CustomCallOutput(BaseModel):
+    """What a custom tool returned."""
+
+    id: str
+    type: Literal["custom_tool_call_output"]
+    status: Status
+    call_id: str
+    output: str | list[InputTextPart]
+
+
+OutputItem = Annotated[
+    OutputMessage | ReasoningOutput | FunctionCall | CustomCall, Field(discriminator="type")
+]
 ListedItem = Annotated[
-    ListedMessage | ReasoningOutput | FunctionCall | FunctionCallOutput,
+    ListedMessage
+    | ReasoningOutput
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomCall
+    | CustomCallOutput,
     Field(discriminator="type"),
 ]
 
@@ -149,7 +179,9 @@ class ResponseReasoning(BaseModel):
     """How the response was to reason."""
 
     effort: str | None
-    summary: Literal["auto"] | None = Field(description="as the request had it; none is made")
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        description="as the request had it; none is made"
+    )
 
 
 class ResponseText(BaseModel):
@@ -178,6 +210,8 @@ class ResponseObject(BaseModel):
     metadata: dict[str, str]
     temperature: float
     top_p: float
+    presence_penalty: float
+    frequency_penalty: float
     top_logprobs: int
     max_output_tokens: int | None
     max_tool_calls: int | None

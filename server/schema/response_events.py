@@ -99,6 +99,24 @@ class ResponseArgumentsDone(_Event):
     arguments: str
 
 
+class ResponseInputDelta(_Event):
+    """The input of a custom tool's call, in one piece."""
+
+    type: Literal["response.custom_tool_call_input.delta"]
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ResponseInputDone(_Event):
+    """The whole input of a custom tool's call."""
+
+    type: Literal["response.custom_tool_call_input.done"]
+    item_id: str
+    output_index: int
+    input: str
+
+
 class ResponseErrorEvent(_Event):
     """A stream fails before its response has begun."""
 
@@ -120,6 +138,8 @@ class ResponseEvent(
             | ResponseReasoningDone
             | ResponseArgumentsDelta
             | ResponseArgumentsDone
+            | ResponseInputDelta
+            | ResponseInputDone
             | ResponseErrorEvent,
             Field(discriminator="type"),
         ]

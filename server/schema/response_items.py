@@ -9,7 +9,14 @@ from engine_adapter.seam.text import clip
 from server.schema.bounds import MAX_INPUT_ITEMS, MAX_PARTS
 from server.schema.identifiers import Id, ItemId
 
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+ITEM_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
 """The kinds of items that a request may have; an item without a type is a message."""
 
 PART_TYPES = ("input_text", "output_text", "refusal")
@@ -120,6 +127,7 @@ class FunctionCallItem(_Part):
     type: Literal["function_call"]
     call_id: Id = Field(min_length=1)
     name: str = Field(min_length=1)
+    namespace: str | None = None
     arguments: str
     id: ItemId | None = None
     status: Status | None = None
@@ -129,6 +137,28 @@ class FunctionCallOutputItem(_Part):
     """What the call `call_id` returned."""
 
     type: Literal["function_call_output"]
+    call_id: Id = Field(min_length=1)
+    output: Returned
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class CustomCallItem(_Part):
+    """A call of a custom tool that a model made; `input` is free text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Id = Field(min_length=1)
+    name: str = Field(min_length=1)
+    namespace: str | None = None
+    input: str
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class CustomCallOutputItem(_Part):
+    """What the custom tool's call `call_id` returned."""
+
+    type: Literal["custom_tool_call_output"]
     call_id: Id = Field(min_length=1)
     output: Returned
     id: ItemId | None = None
@@ -164,7 +194,12 @@ class ReasoningItem(_Part):
 
 InputItem = Annotated[
     Annotated[
-        MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem,
+        MessageItem
+        | FunctionCallItem
+        | FunctionCallOutputItem
+        | CustomCallItem
+        | CustomCallOutputItem
+        | ReasoningItem,
         Field(discriminator="type"),
     ],
     _known("item", ITEM_TYPES, "message"),

@@ -1,20 +1,20 @@
 """The body of `/v1/responses`."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from engine_adapter.seam.text import clip
 from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
-from server.schema.base import Strict
+from server.schema.base import Strict, UnicodeText
 from server.schema.chat import ReasoningEffort, TemplateVariables
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.identifiers import CacheKey, Id, Metadata, SafetyIdentifier, User
 from server.schema.response_items import Input
 from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat, from_format
-from server.schema.tools import MAX_TOOLS, Function
+from server.schema.tools import MAX_TOOLS, Function, Name
 
 LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log probabilities."""
@@ -62,18 +62,48 @@ def _refused(*neutral: Any, instead: str = "leave it out", keeps: bool = False) 
     return BeforeValidator(check, json_schema_input_type=accepted)
 
 
-def _function_only(value: Any) -> Any:
+HostedKind = Literal[
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+    "file_search",
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "image_generation",
+    "mcp",
+    "local_shell",
+    "shell",
+    "apply_patch",
+    "tool_search",
+]
+"""The types of tools that OpenAI's servers run, or that their models are trained on."""
+
+CALLABLE_TOOLS = ("function", "custom", "namespace")
+"""The types of tools that the model may call here."""
+
+
+def _known_tool(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind is not None and kind != "function":
-        raise _unsupported(f"the tool type {clip(kind)} is not supported; use function")
+    if kind is not None and kind not in (*CALLABLE_TOOLS, *get_args(HostedKind)):
+        use = ", ".join(CALLABLE_TOOLS)
+        raise _unsupported(f"the tool type {clip(kind)} is not supported; use {use}")
+    return value
+
+
+def _callable_only(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind is not None and kind not in ("function", "custom"):
+        raise _unsupported(f"the tool type {clip(kind)} is not supported; use function or custom")
     return value
 
 
 def _choosable(value: Any) -> Any:
-    kinds = ("function", "allowed_tools")
+    kinds = ("function", "custom", "allowed_tools")
     kind = value.get("type") if isinstance(value, dict) else None
     if kind is not None and kind not in kinds:
-        raise _unsupported(f"the type {clip(kind)} is not supported; use {' or '.join(kinds)}")
+        raise _unsupported(f"the type {clip(kind)} is not supported; use {', '.join(kinds)}")
     return value
 
 
@@ -83,7 +113,9 @@ def _choice_form(value: Any) -> str:
         value = value.get("type", "function")
     elif isinstance(value, ChosenFunction | AllowedTools):
         value = value.type
-    return value if value in ("function", "allowed_tools") else "word"
+    if value in ("function", "custom"):
+        return "function"
+    return "allowed_tools" if value == "allowed_tools" else "word"
 
 
 class JsonSchemaText(JsonSchemaFormat):
@@ -102,10 +134,14 @@ class TextConfig(Strict):
 
 
 class Reasoning(Strict):
-    """How the model reasons. Reasoning is returned as it is written, so nothing is summarized."""
+    """How the model reasons.
+
+    Reasoning is returned as it is written, so nothing is summarized. A `summary` that asks for more
+    than `auto` is ignored with notice.
+    """
 
     effort: ReasoningEffort | None = None
-    summary: Annotated[Literal["auto"] | None, _refused("auto", keeps=True)] = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Annotated[None, _refused("auto")] = None
     context: Annotated[None, _refused("auto")] = None
     mode: Annotated[None, _refused("standard")] = None
@@ -117,17 +153,64 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
-Functions = Annotated[
-    list[Annotated[FunctionTool, BeforeValidator(_function_only)]],
+class CustomFormat(BaseModel):
+    """What the input of a custom tool is like; a `grammar` is not enforced."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Literal["text", "grammar"]
+
+
+class CustomTool(Strict):
+    """A tool whose input is free text."""
+
+    type: Literal["custom"]
+    name: Name
+    description: UnicodeText | None = None
+    format: CustomFormat | None = None
+
+
+CallableTool = Annotated[
+    Annotated[FunctionTool | CustomTool, Field(discriminator="type")],
+    BeforeValidator(_callable_only),
+]
+"""A tool that the model calls by its name."""
+
+
+class NamespaceTool(Strict):
+    """Tools with a common prefix: the model sees the tool `b` of the namespace `a` as `a__b`."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: UnicodeText | None = None
+    tools: Annotated[list[CallableTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class HostedTool(BaseModel):
+    """A tool that OpenAI's servers would run. It is left out, and named in a header."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: HostedKind
+
+
+Tools = Annotated[
+    list[
+        Annotated[
+            FunctionTool | CustomTool | NamespaceTool | HostedTool,
+            Field(discriminator="type"),
+            BeforeValidator(_known_tool),
+        ]
+    ],
     Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
 """The tools of a request."""
 
 
 class ChosenFunction(Strict):
-    """One of the functions, which must be called."""
+    """One of the functions or custom tools, which must be called."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -137,7 +220,7 @@ class AllowedTools(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[
-        list[Annotated[ChosenFunction, BeforeValidator(_function_only)]],
+        list[Annotated[ChosenFunction, BeforeValidator(_callable_only)]],
         Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True),
     ]
 
@@ -164,7 +247,7 @@ class ResponsesRequest(GenerationBody):
     max_tool_calls: int | None = Field(None, ge=1, le=MAX_INT)
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    tools: Functions | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

@@ -41,7 +41,7 @@ class ResponsesBuilder:
         self._reads_pieces = self._streams or by_piece
         self._state = ChoiceState(keep_text=not self._reads_pieces)
         self._events = EventWriter(silent=not self._streams)
-        self._output = Output(self._events, num_top)
+        self._output = Output(self._events, num_top, self._response.tools)
 
     @property
     def choices(self) -> Sequence[ChoiceState]:

@@ -4,12 +4,17 @@ A model writes its reasoning, its text and its calls as one message, which the R
 into items. Here they become one message again, so that the chat template sees what the model wrote.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from server.errors import InvalidField
 from server.openai.responses.input_items import Item
+
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+"""The types of the items of calls, and of what they return."""
 
 Message = dict[str, Any]
 """A message of a chat, as JSON has it."""
@@ -46,7 +51,7 @@ class _Answer:
 
     def takes(self, item: Item) -> bool:
         """Whether the item can belong to the same message: reasoning, then text, then calls."""
-        if item["type"] == "function_call":
+        if item["type"] in CALLS:
             return True
         if item["type"] == "message":
             return self.content is None and not self.calls
@@ -55,8 +60,8 @@ class _Answer:
     def add(self, item: Item) -> None:
         """Adds an item."""
         match item["type"]:
-            case "function_call":
-                function = {"name": item["name"], "arguments": item["arguments"]}
+            case "function_call" | "custom_tool_call":
+                function = {"name": called_name(item), "arguments": _arguments(item)}
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 self.calls.append(call)
             case "message":
@@ -113,7 +118,7 @@ def _turns(sources: Sequence[Source]) -> Iterator[Turn]:
 
 def _is_answer(item: Item) -> bool:
     """Whether a model wrote the item."""
-    return item["type"] in ("function_call", "reasoning") or item.get("role") == "assistant"
+    return item["type"] in (*CALLS, "reasoning") or item.get("role") == "assistant"
 
 
 def _message(item: Item) -> Message:
@@ -122,6 +127,25 @@ def _message(item: Item) -> Message:
     output = item["output"]
     content = output if isinstance(output, str) else [_text_part(part) for part in output]
     return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+
+
+def called_name(item: Item) -> str:
+    """The name under which the model sees a called tool."""
+    namespace = item.get("namespace")
+    return item["name"] if namespace is None else flat_name(namespace, item["name"])
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """The name under which the model sees a tool of a namespace, as in vLLM."""
+    return f"{namespace}__{name}"
+
+
+def _arguments(item: Item) -> str:
+    """A call's arguments as JSON text; a custom tool is a function of one text."""
+    if item["type"] == "custom_tool_call":
+        return json.dumps({"input": item["input"]}, ensure_ascii=False)
+    arguments: str = item["arguments"]
+    return arguments
 
 
 def _text_part(part: Item) -> Item:
@@ -134,12 +158,12 @@ def _check_calls(sources: Sequence[Source]) -> None:
     waiting: dict[str, str] = {}
     for source in sources:
         item, param = source.item, source.param
-        if item["type"] == "function_call":
+        if item["type"] in CALLS:
             waiting[item["call_id"]] = param
-        elif item["type"] == "function_call_output" and waiting.pop(item["call_id"], None) is None:
+        elif item["type"] in OUTPUTS and waiting.pop(item["call_id"], None) is None:
             name = f"{param}.call_id"
-            message = f"{name}: no function_call that waits for its output has this call_id."
+            message = f"{name}: no call that waits for its output has this call_id."
             raise InvalidField(name, message)
     for call_id, param in waiting.items():
-        message = f"{param}: the function_call {call_id[:64]!r} has no function_call_output."
+        message = f"{param}: the call {call_id[:64]!r} has no output."
         raise InvalidField(param, message)

@@ -6,6 +6,8 @@ from typing import Any
 
 from server.errors import InvalidField
 from server.schema.response_items import (
+    CustomCallItem,
+    CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,
@@ -37,22 +39,32 @@ def _item(item: InputItem, param: str) -> Item:
         case MessageItem():
             return _message(item)
         case FunctionCallItem():
-            fields = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-            return _head(item, "fc") | fields
+            return _head(item, "fc") | _call(item) | {"arguments": item.arguments}
+        case CustomCallItem():
+            return _head(item, "ctc") | _call(item) | {"input": item.input}
         case FunctionCallOutputItem():
-            output: str | list[Item] = (
-                item.output
-                if isinstance(item.output, str)
-                else [{"type": "input_text", "text": part.text} for part in item.output]
-            )
-            return _head(item, "fco") | {"call_id": item.call_id, "output": output}
+            return _head(item, "fco") | _output(item)
+        case CustomCallOutputItem():
+            return _head(item, "cto") | _output(item)
         case ReasoningItem():
             return _reasoning(item, param)
 
 
-def _head(
-    item: MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, prefix: str
-) -> Item:
+def _call(item: FunctionCallItem | CustomCallItem) -> Item:
+    call = {"call_id": item.call_id, "name": item.name}
+    return call if item.namespace is None else {**call, "namespace": item.namespace}
+
+
+def _output(item: FunctionCallOutputItem | CustomCallOutputItem) -> Item:
+    output: str | list[Item] = (
+        item.output
+        if isinstance(item.output, str)
+        else [{"type": "input_text", "text": part.text} for part in item.output]
+    )
+    return {"call_id": item.call_id, "output": output}
+
+
+def _head(item: InputItem, prefix: str) -> Item:
     """The fields that every item has."""
     status = item.status or "completed"
     return {"type": item.type, "id": item.id or new_id(prefix), "status": status}

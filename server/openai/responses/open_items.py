@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
+from pydantic_core import from_json
+
 from server.http.event_stream import TEXT_PLACEHOLDER, json_text
 from server.openai.responses.input_items import Item, new_id
 
@@ -190,17 +192,56 @@ class OpenCall(OpenItem):
     text_events = "response.function_call_arguments"
     has_part = False
 
-    def __init__(self, index: int, call_id: str, name: str) -> None:
+    def __init__(self, index: int, call_id: str, name: str, namespace: str | None = None) -> None:
         self._call_id = call_id
         self._name = name
+        self._namespace = namespace
         super().__init__(index)
 
     def item(self, status: str) -> Item:
         """The call with its arguments."""
         head = {"id": self.id, "type": "function_call", "status": status}
-        call = {"call_id": self._call_id, "name": self._name, "arguments": self.text}
-        return {**head, **call}
+        return {**head, **self.call(), "arguments": self.text}
+
+    def call(self) -> Item:
+        """What names the call and its tool."""
+        call = {"call_id": self._call_id, "name": self._name}
+        return call if self._namespace is None else {**call, "namespace": self._namespace}
 
     def done_fields(self) -> dict[str, Any]:
         """The name and all arguments."""
         return {"name": self._name, "arguments": self.text}
+
+
+class OpenCustomCall(OpenCall):
+    """A call of a custom tool; its text is a JSON object with its input, written at its end."""
+
+    id_prefix = "ctc"
+    text_events = "response.custom_tool_call_input"
+
+    def item(self, status: str) -> Item:
+        """The call with its input."""
+        head = {"id": self.id, "type": "custom_tool_call", "status": status}
+        return {**head, **self.call(), "input": self._input()}
+
+    def extend(self, text: str, events: EventWriter) -> None:
+        """Keeps a part of the object."""
+        self._texts.append(text)
+
+    def end(self, status: str, events: EventWriter) -> Item:
+        """Closes it, and returns it."""
+        events.write(f"{self.text_events}.delta", {**self.place(), "delta": self._input()})
+        return super().end(status, events)
+
+    def done_fields(self) -> dict[str, Any]:
+        """The input."""
+        return {"input": self._input()}
+
+    def _input(self) -> str:
+        """The text in the object; the object itself, if the model wrote another one."""
+        try:
+            arguments = from_json(self.text, allow_partial="trailing-strings")
+        except ValueError:
+            return self.text
+        value = arguments.get("input") if isinstance(arguments, dict) else None
+        return value if isinstance(value, str) else self.text

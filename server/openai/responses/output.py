@@ -4,7 +4,8 @@ Each text, reasoning and call is an item. An item is open until a piece of anoth
 the last one can be incomplete.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from engine_adapter.seam.types import TokenLogprob
@@ -17,10 +18,12 @@ from server.openai.message_parts import (
     ReasoningPiece,
     TextPiece,
 )
+from server.openai.responses.callable_tools import CallableTool
 from server.openai.responses.input_items import Item
 from server.openai.responses.open_items import (
     EventWriter,
     OpenCall,
+    OpenCustomCall,
     OpenItem,
     OpenMessage,
     OpenReasoning,
@@ -33,10 +36,17 @@ class Output:
     Args:
         events: gets the events that the items make.
         num_top: alternatives per token of the text; `None` sends no log probabilities.
+        tools: by the names under which the model calls them.
     """
 
-    def __init__(self, events: EventWriter, num_top: int | None) -> None:
+    def __init__(
+        self,
+        events: EventWriter,
+        num_top: int | None,
+        tools: Mapping[str, CallableTool] = MappingProxyType({}),
+    ) -> None:
         self._events = events
+        self._tools = tools
         self._num_top = num_top
         self._done: list[Item] = []
         self._open: OpenItem | None = None
@@ -65,7 +75,7 @@ class Output:
                 case ReasoningPiece():
                     self._add_reasoning(piece.text)
                 case CallBegin():
-                    self._begin(OpenCall(self._next_index, piece.id, piece.name))
+                    self._begin(self._new_call(piece))
                 case CallArguments():
                     assert isinstance(self._open, OpenCall), "arguments follow their call's begin"
                     self._open.extend(piece.text, self._events)
@@ -103,6 +113,13 @@ class Output:
         if not pieces:
             return self._open is None or isinstance(self._open, OpenMessage)
         return any(isinstance(piece, TextPiece) for piece in pieces)
+
+    def _new_call(self, begin: CallBegin) -> OpenCall:
+        tool = self._tools.get(begin.name)
+        if tool is None:
+            return OpenCall(self._next_index, begin.id, begin.name)
+        kind = OpenCustomCall if tool.is_custom else OpenCall
+        return kind(self._next_index, begin.id, tool.name, tool.namespace)
 
     def _add_text(self, text: str, more: dict[str, Any]) -> None:
         message = self._open

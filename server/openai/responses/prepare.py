@@ -12,6 +12,7 @@ from server.openai.chat import prepare_input
 from server.openai.chat_input import ChatInput
 from server.openai.chat_shape import ChatShape
 from server.openai.request import PreparedRequest
+from server.openai.responses.callable_tools import CallableTool, callable_tools
 from server.openai.responses.conversation import Source, Turn, beginnings, turns
 from server.openai.responses.input_items import Item, input_items
 from server.openai.responses.response_input import (
@@ -40,6 +41,7 @@ class PreparedResponse:
         stored: it can be read and continued later.
         num_top_logprobs: alternatives of each token; `None` without log probabilities.
         fields: those of the response that repeat its request.
+        tools: those that the model may call, by the names under which it sees them.
         shape: has the reader of the assistant's message.
     """
 
@@ -49,6 +51,7 @@ class PreparedResponse:
     stored: bool
     num_top_logprobs: int | None
     fields: Mapping[str, Any]
+    tools: Mapping[str, CallableTool]
     request: PreparedRequest
     shape: ChatShape
 
@@ -64,7 +67,9 @@ async def prepare_response(
     check_text(body)
     own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
     conversation = turns([*history, *own_items])
-    request = await _prepare_chat(runtime, body, response_input(body), conversation)
+    tools = callable_tools(body)
+    chat = response_input(body, tools)
+    request = await _prepare_chat(runtime, body, chat, conversation)
     shape = request.shape
     assert isinstance(shape, ChatShape)
     return PreparedResponse(
@@ -74,6 +79,7 @@ async def prepare_response(
         stored=stored,
         num_top_logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
         fields=request_fields(body, request.options[0], stored=stored),
+        tools=tools.by_name,
         request=request,
         shape=shape,
     )
@@ -170,6 +176,8 @@ def request_fields(
         "metadata": body.metadata or {},
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
         "top_logprobs": body.top_logprobs or 0,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,

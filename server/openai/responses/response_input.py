@@ -1,13 +1,12 @@
 """The body of a response -> the input of the chat that generates it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
-from engine_adapter.seam.text import clip
 from server.errors import InvalidField, to_api_error
 from server.openai.chat_input import (
     ChatInput,
@@ -17,6 +16,7 @@ from server.openai.chat_input import (
 )
 from server.openai.field_names import FieldNames
 from server.openai.function_tools import FunctionTools, checked_tools
+from server.openai.responses.callable_tools import CallableTools
 from server.openai.responses.conversation import Turn
 from server.schema.chat import ChatCompletionRequest
 from server.schema.json_values import surrogate_path
@@ -27,7 +27,6 @@ from server.text import is_unicode
 
 NAMES = FieldNames(
     messages="input",
-    tool="",
     chosen_function="tool_choice.name",
     format=ResponsesRequest.format_field,
     effort="reasoning.effort",
@@ -51,11 +50,10 @@ _REPEATED = {
 }
 
 
-def response_input(body: ResponsesRequest) -> ChatInput:
+def response_input(body: ResponsesRequest, callable_tools: CallableTools) -> ChatInput:
     """The input of a response, without its messages. Raises `InvalidField`."""
-    tools = _tools(body)
+    tools = _tools(body, callable_tools)
     effort = None if body.reasoning is None else body.reasoning.effort
-    verbosity = None if body.text is None else body.text.verbosity
     return ChatInput(
         prompt=ChatPrompt(
             (),
@@ -71,7 +69,7 @@ def response_input(body: ResponsesRequest) -> ChatInput:
         num_top_logprobs=_num_top_logprobs(body),
         effort=effort,
         shows_reasoning=body.include_reasoning is not False,
-        ignored=() if verbosity in (None, "medium") else ("text.verbosity",),
+        ignored=(*_ignored_wishes(body), *callable_tools.ignored),
     )
 
 
@@ -112,6 +110,14 @@ def check_text(body: ResponsesRequest) -> None:
         raise InvalidField(path, f"{path} contains a lone surrogate.")
 
 
+def _ignored_wishes(body: ResponsesRequest) -> Iterator[str]:
+    """The fields that ask for a style which the model is not told of."""
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        yield "text.verbosity"
+    if body.reasoning is not None and body.reasoning.summary not in (None, "auto"):
+        yield "reasoning.summary"
+
+
 def _num_top_logprobs(body: ResponsesRequest) -> int | None:
     if body.top_logprobs and not body.has_logprobs:
         message = "top_logprobs requires include to have message.output_text.logprobs."
@@ -119,21 +125,24 @@ def _num_top_logprobs(body: ResponsesRequest) -> int | None:
     return (body.top_logprobs or 0) if body.has_logprobs else None
 
 
-def _tools(body: ResponsesRequest) -> FunctionTools:
+def _tools(body: ResponsesRequest, tools: CallableTools) -> FunctionTools:
     """What the model may call. Of `allowed_tools`, it sees only those allowed."""
-    functions, choice = body.tools or (), body.tool_choice
+    choice, param = body.tool_choice, NAMES.chosen_function
     chat_choice: ToolChoice | None
-    if isinstance(choice, ChosenFunction):
-        named = NamedFunction(name=choice.name)
+    if isinstance(choice, ChosenFunction) and tools.by_name:
+        named = NamedFunction(name=tools.find(choice, param))
         chat_choice = NamedTool(type="function", function=named)
+    elif isinstance(choice, ChosenFunction):
+        chat_choice = "required"
     else:
         chat_choice = None if isinstance(choice, AllowedTools) else choice
-    tools = checked_tools(functions, chat_choice, NAMES, parallel=body.parallel_tool_calls)
+    checked = checked_tools(
+        tools.functions, tools.paths, chat_choice, NAMES, parallel=body.parallel_tool_calls
+    )
     if not isinstance(choice, AllowedTools):
-        return tools
-    names = {function.name for function in functions}
-    for number, function in enumerate(choice.tools):
-        if function.name not in names:
-            param = f"tool_choice.tools.{number}.name"
-            raise InvalidField(param, f"{param}: tools has no function {clip(function.name)}.")
-    return tools.only({function.name for function in choice.tools}, choice.mode)
+        return checked
+    names = {
+        tools.find(function, f"tool_choice.tools.{number}.name")
+        for number, function in enumerate(choice.tools)
+    }
+    return checked.only(names, choice.mode)

@@ -105,7 +105,7 @@ def test_log_probabilities_are_read(client: openai.OpenAI) -> None:
 
 def test_errors_are_the_clients_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        client.responses.create(**SHORT, tools=[{"type": "web_search"}])
+        client.responses.create(**SHORT, tools=[{"type": "browser"}])  # type: ignore[misc]
     assert (bad.value.param, bad.value.code) == ("tools.0", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError) as unknown:
         client.responses.create(**SHORT, previous_response_id="resp_x")

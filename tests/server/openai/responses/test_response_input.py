@@ -8,6 +8,8 @@ import pytest
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from server.errors import InvalidField
+from server.openai.chat_input import ChatInput
+from server.openai.responses.callable_tools import callable_tools
 from server.openai.responses.conversation import Turn
 from server.openai.responses.response_input import check_own_fields, response_input, with_messages
 from server.schema.base import IGNORED, REFUSED, WITHOUT_EFFECT
@@ -49,12 +51,16 @@ def test_every_field_that_only_a_chat_has_is_refused() -> None:
         assert refused.value.param == name
 
 
+def chat_of(body: ResponsesRequest) -> ChatInput:
+    return response_input(body, callable_tools(body))
+
+
 def request(**fields: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"input": "a", **fields})
 
 
 def test_fields_with_another_name_or_form_are_those_of_a_chat() -> None:
-    chat = response_input(
+    chat = chat_of(
         request(
             max_output_tokens=5,
             text={"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}},
@@ -73,14 +79,14 @@ def test_fields_with_another_name_or_form_are_those_of_a_chat() -> None:
 
 
 def test_llama_cpps_schema_of_a_json_object_is_enforced() -> None:
-    chat = response_input(request(text={"format": {"type": "json_object", "schema": SCHEMA}}))
+    chat = chat_of(request(text={"format": {"type": "json_object", "schema": SCHEMA}}))
     assert chat.constraint is not None
     assert json.loads(chat.constraint.value) == SCHEMA
 
 
 def test_a_function_is_that_of_a_chat() -> None:
     tool = {"type": "function", "name": "f", "description": "d", "parameters": SCHEMA}
-    chat = response_input(request(tools=[tool], tool_choice={"type": "function", "name": "f"}))
+    chat = chat_of(request(tools=[tool], tool_choice={"type": "function", "name": "f"}))
     function = {"name": "f", "description": "d", "parameters": SCHEMA}
     assert chat.prompt.tools == [{"type": "function", "function": function}]
     assert chat.constraint is not None
@@ -91,12 +97,12 @@ def test_the_model_sees_only_the_allowed_functions() -> None:
     tools = [{"type": "function", "name": name} for name in "abc"]
     allowed = [{"type": "function", "name": name} for name in "ca"]
     choice = {"type": "allowed_tools", "mode": "required", "tools": allowed}
-    chat = response_input(request(tools=tools, tool_choice=choice))
+    chat = chat_of(request(tools=tools, tool_choice=choice))
     assert [function.name for function in chat.tools.functions] == ["a", "c"]
     assert chat.tools.choice == "required"
     allowed.append({"type": "function", "name": "d"})
     with pytest.raises(InvalidField) as refused:
-        response_input(request(tools=tools, tool_choice=choice))
+        chat_of(request(tools=tools, tool_choice=choice))
     assert refused.value.param == "tool_choice.tools.2.name"
 
 
@@ -147,10 +153,10 @@ def test_an_error_names_the_field_of_the_response(
     fields: dict[str, Any], param: str | None
 ) -> None:
     if param is None:
-        response_input(request(**fields))
+        chat_of(request(**fields))
         return
     with pytest.raises(InvalidField) as refused:
-        response_input(request(**fields))
+        chat_of(request(**fields))
     assert refused.value.param == param
     assert param in refused.value.message
 
@@ -167,11 +173,11 @@ def test_an_error_of_a_message_names_the_item_that_it_comes_from() -> None:
         Turn({"role": "assistant", "content": None, "tool_calls": [call]}, "input.3"),
     ]
     with pytest.raises(InvalidField, match=r"^input\.3: has more than 100 levels") as refused:
-        with_messages(response_input(request()), "be brief", turns)
+        with_messages(chat_of(request()), "be brief", turns)
     assert refused.value.param == "input.3"
     with pytest.raises(InvalidField) as refused:
-        with_messages(response_input(request()), None, turns[:1] * 3000)
+        with_messages(chat_of(request()), None, turns[:1] * 3000)
     assert refused.value.param == "input"
-    chat = with_messages(response_input(request()), "be brief", turns[:1])
+    chat = with_messages(chat_of(request()), "be brief", turns[:1])
     assert list(chat.prompt.message_names) == ["instructions", "previous_response_id"]
     assert [message.role for message in chat.prompt.messages] == ["system", "user"]

@@ -1,0 +1,140 @@
+"""The tools of a response -> the functions that its chat has, and back.
+
+A tool of a namespace is a function with the namespace in its name, and a custom tool, whose input
+is free text, is a function with one text. Tools that OpenAI's servers run are left out.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine_adapter.seam.text import clip
+from server.errors import InvalidField
+from server.openai.responses.conversation import flat_name
+from server.schema.bounds import too_many
+from server.schema.responses import (
+    ChosenFunction,
+    CustomTool,
+    FunctionTool,
+    HostedTool,
+    NamespaceTool,
+    ResponsesRequest,
+)
+from server.schema.tools import MAX_TOOLS, Function
+
+_FREE_TEXT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The parameters of the function that a custom tool is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A tool that the model may call.
+
+    Attributes:
+        name: without its namespace.
+        is_custom: its input is free text.
+        has_grammar: a grammar, which is not enforced, describes that text.
+        path: where it is in the body.
+        function: what the model sees.
+    """
+
+    name: str
+    namespace: str | None
+    is_custom: bool
+    has_grammar: bool
+    path: str
+    function: Function
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTools:
+    """The tools of a response.
+
+    Attributes:
+        by_name: those that the model may call, by the names under which it sees them.
+        ignored: the fields of what is left out.
+    """
+
+    by_name: Mapping[str, CallableTool]
+    ignored: tuple[str, ...]
+
+    @property
+    def functions(self) -> Sequence[Function]:
+        """What the model sees."""
+        return [tool.function for tool in self.by_name.values()]
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """Where they are in the body."""
+        return [tool.path for tool in self.by_name.values()]
+
+    def find(self, chosen: ChosenFunction, param: str) -> str:
+        """The name under which the model sees a chosen tool.
+
+        A tool of a namespace may be named without it, if no other tool has its name. Raises
+        `InvalidField`, naming `param`.
+        """
+        if chosen.name in self.by_name:
+            return chosen.name
+        names = [name for name, tool in self.by_name.items() if tool.name == chosen.name]
+        if len(names) == 1:
+            return names[0]
+        if names:
+            message = f"{param}: several tools are called so; name one of {', '.join(names[:9])}."
+            raise InvalidField(param, message)
+        raise InvalidField(param, f"{param}: tools has no function {clip(chosen.name)}.")
+
+
+def callable_tools(body: ResponsesRequest) -> CallableTools:
+    """The tools of a body. Raises `InvalidField` for too many, or two of one name."""
+    by_name: dict[str, CallableTool] = {}
+    ignored: list[str] = []
+    for number, tool in enumerate(body.tools or ()):
+        path = f"tools.{number}"
+        if isinstance(tool, HostedTool):
+            ignored.append(path)
+            continue
+        for callable_tool in _flattened(tool, path):
+            name = callable_tool.function.name
+            if name in by_name:
+                param = f"{callable_tool.path}.name"
+                raise InvalidField(param, f"{param}: another tool is called {name!r} too.")
+            by_name[name] = callable_tool
+            if callable_tool.has_grammar:
+                ignored.append(f"{callable_tool.path}.format")
+    if len(by_name) > MAX_TOOLS:
+        reason = too_many("functions in all namespaces", MAX_TOOLS, len(by_name))
+        raise InvalidField("tools", f"tools {reason}.")
+    return CallableTools(by_name, tuple(ignored))
+
+
+def _flattened(
+    tool: FunctionTool | CustomTool | NamespaceTool, path: str
+) -> Iterator[CallableTool]:
+    if not isinstance(tool, NamespaceTool):
+        yield _callable(tool, None, path)
+        return
+    for number, inner in enumerate(tool.tools):
+        yield _callable(inner, tool.name, f"{path}.tools.{number}")
+
+
+def _callable(tool: FunctionTool | CustomTool, namespace: str | None, path: str) -> CallableTool:
+    name = tool.name if namespace is None else flat_name(namespace, tool.name)
+    # Not validated again: with its namespace a name may be longer than OpenAI allows.
+    if isinstance(tool, CustomTool):
+        has_grammar = tool.format is not None and tool.format.type == "grammar"
+        function = Function.model_construct(
+            name=name, description=tool.description, parameters=_FREE_TEXT
+        )
+        return CallableTool(tool.name, namespace, True, has_grammar, path, function)
+    function = Function.model_construct(
+        name=name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return CallableTool(tool.name, namespace, False, False, path, function)
