@@ -33,7 +33,7 @@ def node_tool(config: pytest.Config, package: str, command: str) -> Path:
     """The command of an npm package. Skips the test without npm, or without the package."""
     if (npm := shutil.which("npm")) is None:
         pytest.skip("npm is missing: apt install npm")
-    folder = config.cache.mkdir(package.replace("@", "-"))  # type: ignore[union-attr]
+    folder = config.cache.mkdir(package.replace("@", "-").replace("/", "-"))  # type: ignore[union-attr]
     made = folder / "node_modules" / ".bin" / command
     if not made.exists():
         _install(
