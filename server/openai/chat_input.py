@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine_adapter.seam.text import clip
 from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.openai.field_names import CHAT, FieldNames
@@ -11,6 +12,7 @@ from server.openai.function_tools import FunctionTools, chat_paths, checked_tool
 from server.schema.chat import ChatCompletionRequest, ChatPromptFields, ReasoningEffort
 from server.schema.messages import Message
 from server.schema.structured import constraint_field
+from server.schema.tools import ChatAllowedTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,7 @@ class ChatInput:
 
 def chat_input(body: ChatCompletionRequest) -> ChatInput:
     """That of a chat completion. Raises `InvalidField`."""
-    functions = [tool.function for tool in body.tools or ()]
-    tools = checked_tools(
-        functions,
-        chat_paths(len(functions)),
-        body.tool_choice,
-        CHAT,
-        parallel=body.parallel_tool_calls,
-    )
+    tools = _tools(body)
     max_tokens, max_tokens_name = _max_tokens(body)
     return ChatInput(
         prompt=chat_prompt(body.messages, body, tools),
@@ -91,6 +86,27 @@ def chat_input(body: ChatCompletionRequest) -> ChatInput:
         effort=body.reasoning_effort,
         shows_reasoning=body.include_reasoning is not False,
     )
+
+
+def _tools(body: ChatCompletionRequest) -> FunctionTools:
+    """What the model may call. Of `allowed_tools`, it sees only those allowed."""
+    functions, choice = [tool.function for tool in body.tools or ()], body.tool_choice
+    tools = checked_tools(
+        functions,
+        chat_paths(len(functions)),
+        None if isinstance(choice, ChatAllowedTools) else choice,
+        CHAT,
+        parallel=body.parallel_tool_calls,
+    )
+    if not isinstance(choice, ChatAllowedTools):
+        return tools
+    allowed, names = choice.allowed_tools, {function.name for function in functions}
+    for number, tool in enumerate(allowed.tools):
+        if tool.function.name not in names:
+            param = f"tool_choice.allowed_tools.tools.{number}.function.name"
+            name = clip(tool.function.name)
+            raise InvalidField(param, f"{param}: `tools` has no tool {name}.")
+    return tools.only({tool.function.name for tool in allowed.tools}, allowed.mode)
 
 
 def chat_prompt(

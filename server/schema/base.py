@@ -29,10 +29,8 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "thinking_token_budget": (-1,),
     "vllm_xargs": ({},),
     # Constraints on the text that other servers have.
-    "guided_decoding_backend": (),
+    "guided_decoding_backend": ("auto", "guidance"),
     "guided_whitespace_pattern": (),
-    "regex": (),
-    "ebnf": (),
     "structural_tag": (),
     # Tools, and outputs besides text.
     "tools": ([],),
@@ -85,8 +83,6 @@ INSTEAD: Mapping[str, str] = {
     "prompt": "send a text to /v1/completions",
     "guided_decoding_backend": "set structured_outputs_config in --engine-args",
     "guided_whitespace_pattern": "set structured_outputs_config in --engine-args",
-    "regex": "send structured_outputs.regex",
-    "ebnf": "send structured_outputs.grammar",
     "structural_tag": "send response_format or structured_outputs",
     "functions": "send tools",
     "function_call": "send tool_choice",

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from server.schema.base import MAX_FIELDS, Body
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.messages import Messages
-from server.schema.tools import ToolChoice, Tools
+from server.schema.tools import ToolChoiceField, Tools
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a model reasons."""
@@ -35,7 +35,7 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_INT)
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
 

@@ -263,6 +263,8 @@ class ForeignConstraints(BaseModel):
     guided_regex: Regex | None = None
     guided_choice: Choice | None = None
     guided_grammar: Grammar | None = None
+    regex: Regex | None = None
+    ebnf: Grammar | None = None
 
     def foreign_constraints(self) -> list[StructuredOutput]:
         """The constraints that are given, in the order of the fields. Raises `InvalidField`."""
@@ -273,6 +275,8 @@ class ForeignConstraints(BaseModel):
             _of_schema(self.guided_json, "guided_json"),
             _of_text(ConstraintKind.REGEX, self.guided_regex, "guided_regex"),
             _of_text(ConstraintKind.GRAMMAR, self.guided_grammar, "guided_grammar"),
+            _of_text(ConstraintKind.REGEX, self.regex, "regex"),
+            _of_text(ConstraintKind.GRAMMAR, self.ebnf, "ebnf"),
         ]
         if self.guided_choice is not None:
             choices = tuple(self.guided_choice)

@@ -57,13 +57,36 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+"""Whether the model may or must call tools, or the one that it must call."""
+
+
+class ChatAllowedSubset(Strict):
+    """The tools of which some (`auto`) or at least one (`required`) may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class ChatAllowedTools(Strict):
+    """OpenAI's choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ChatAllowedSubset
+
+
 def _form(value: Any) -> str:
-    return "named" if isinstance(value, dict | NamedTool) else "word"
+    if isinstance(value, ChatAllowedTools):
+        return "allowed"
+    if isinstance(value, dict):
+        return "allowed" if value.get("type") == "allowed_tools" else "named"
+    return "named" if isinstance(value, NamedTool) else "word"
 
 
-ToolChoice = Annotated[
+ToolChoiceField = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[NamedTool, Tag("named")],
+    | Annotated[NamedTool, Tag("named")]
+    | Annotated[ChatAllowedTools, Tag("allowed")],
     Discriminator(_form),
 ]
-"""Whether the model may or must call tools, or the one that it must call."""
+"""A body's `tool_choice`."""

@@ -48,5 +48,11 @@ ANSWERS = {
 }
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    """A choice among some of the tools."""
+    tools = [named(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def named(name: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}

@@ -1,7 +1,7 @@
 """OpenAI's own Python client for `/v1/responses`, sync and async, against a loopback port."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -105,7 +105,7 @@ def test_log_probabilities_are_read(client: openai.OpenAI) -> None:
 
 def test_errors_are_the_clients_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        client.responses.create(**SHORT, tools=[{"type": "browser"}])  # type: ignore[misc]
+        client.responses.create(**SHORT, tools=cast(Any, [{"type": "browser"}]))
     assert (bad.value.param, bad.value.code) == ("tools.0", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError) as unknown:
         client.responses.create(**SHORT, previous_response_id="resp_x")

@@ -72,6 +72,16 @@ HONOURED: list[tuple[dict[str, Any], str, Any]] = [
         "structured_output",
         StructuredOutput(ConstraintKind.GRAMMAR, 'root ::= "a"', param="guided_grammar"),
     ),
+    (
+        {"regex": "a+"},
+        "structured_output",
+        StructuredOutput(ConstraintKind.REGEX, "a+", param="regex"),
+    ),
+    (
+        {"ebnf": 'root ::= "a"', "guided_decoding_backend": "guidance"},
+        "structured_output",
+        StructuredOutput(ConstraintKind.GRAMMAR, 'root ::= "a"', param="ebnf"),
+    ),
     ({"top_p": 0, "temperature": 1.5}, "temperature", 0.0),
     ({"top_p": 0, "temperature": 1.5}, "top_p", 1.0),
     ({"top_p": 0.1, "temperature": 1.5}, "temperature", 1.5),

@@ -17,6 +17,7 @@ from tests.server.tool_bodies import (
     SCHEMAS,
     TOOLS,
     WEATHER,
+    allowed,
     tool,
 )
 
@@ -271,6 +272,25 @@ async def test_one_call_is_the_limit_without_parallel_calls(choosing: Gateway) -
             streamed(events(response))[0] if stream else response.json()["choices"][0]["message"]
         )
         assert calls_of(message) == [("now", {})]
+
+
+async def test_the_model_sees_the_allowed_tools_only(
+    choosing: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[list[str]] = []
+    encode = choosing.runtime.renderer.encode_chat
+
+    async def recorded(messages: Any, *, tools: Any = (), **fields: Any) -> tuple[int, ...]:
+        shown.append([tool["function"]["name"] for tool in tools])
+        return await encode(messages, tools=tools, **fields)
+
+    monkeypatch.setattr(choosing.runtime.renderer, "encode_chat", recorded)
+    for mode, reason in (("auto", "tool_calls"), ("required", "tool_calls")):
+        choice = allowed(mode, "now")
+        body = (await choosing.chat("two calls", tools=TOOLS, tool_choice=choice)).json()
+        assert body["choices"][0]["finish_reason"] == reason
+        assert "now" in [name for name, _ in calls_of(body["choices"][0]["message"])]
+    assert shown == [["now"]] * 2
 
 
 async def test_without_tools_or_with_none_a_call_is_text(choosing: Gateway) -> None:

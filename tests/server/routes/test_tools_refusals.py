@@ -7,7 +7,7 @@ import pytest
 from server.schema.bounds import MAX_SCHEMA_CHARS, MAX_TOOL_NESTING
 from server.schema.tools import MAX_TOOLS
 from tests.server.gateway import Gateway
-from tests.server.tool_bodies import NAMED, TOOLS, named, tool
+from tests.server.tool_bodies import NAMED, TOOLS, allowed, named, tool
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -16,6 +16,8 @@ def nested(levels: int) -> dict[str, Any]:
         schema = {"items": schema}
     return {"type": "object", "properties": {"a": schema}}
 
+
+ALLOWED = "tool_choice.allowed_tools.tools"
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": {}}, "tools"),
@@ -63,8 +65,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": named("x" * 5000)}, "tool_choice.function.name"),
     (
         {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
-        "tool_choice.type",
+        "tool_choice.allowed_tools.mode",
     ),
+    ({"tools": TOOLS, "tool_choice": allowed("auto", "nope")}, f"{ALLOWED}.0.function.name"),
+    ({"tools": TOOLS, "tool_choice": allowed("auto")}, ALLOWED),
     ({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": 1}, "parallel_tool_calls"),
     ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
     ({"tools": TOOLS, "tool_choice": NAMED, "min_tokens": 2}, "min_tokens"),
