@@ -157,9 +157,48 @@ def error_body(error: ApiError) -> dict[str, Any]:
     }
 
 
-def error_response(error: ApiError) -> JSONResponse:
+MESSAGES_PATH = "/v1/messages"
+"""The paths from here on have errors in Anthropic's form."""
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+    """The JSON body of an error in Anthropic's form, with the other fields of this server's."""
+    default = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(error.status, default)
+    detail = {**error_body(error)["error"], "type": kind}
+    return {"type": "error", "error": detail, "request_id": request_id}
+
+
+class ErrorResponse(JSONResponse):
+    """The whole response of an error, in the form of its path."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error_body(error), error.status, headers=dict(error.headers))
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends it."""
+        if scope["type"] == "http" and scope["path"].startswith(MESSAGES_PATH):
+            body = anthropic_error(self._error, exchange_of(scope).request_id)
+            response = JSONResponse(body, self.status_code, headers=dict(self._error.headers))
+            await response(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+def error_response(error: ApiError) -> ErrorResponse:
     """The whole response of an error; also an ASGI application, for pure middleware."""
-    return JSONResponse(error_body(error), error.status, headers=dict(error.headers))
+    return ErrorResponse(error)
 
 
 async def send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -34,6 +34,7 @@ ROUTES_MAY_IMPORT = (
     "server.telemetry.rolling_stats",
     "server.routes",
     "server.schema",
+    "server.anthropic",
     "server.openai",
     "server.http.event_stream",
     "server.http.exchange",

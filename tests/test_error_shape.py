@@ -1,4 +1,4 @@
-"""Every error of every route has OpenAI's format; the routes are read from the application."""
+"""Every error of a route has the format of its API; the routes are read from the application."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -47,6 +47,11 @@ def check(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.headers["content-type"] == "application/json", where
     assert response.headers["x-request-id"], where
     body = response.json()
+    if response.request.url.path.startswith("/v1/messages"):
+        assert (body.pop("type"), body.pop("request_id")) == (
+            "error",
+            response.headers["x-request-id"],
+        )
     assert set(body) == {"error"}, where
     error: dict[str, Any] = body["error"]
     assert set(error) == {"message", "type", "param", "code"}, where

@@ -42,7 +42,8 @@ LIMIT_ERRORS = {
 KEY_LIMIT_ERRORS = {429: ", ".join(KEY_LIMIT_CODES)}
 """The errors with which a limit of an API key refuses a request that does not generate."""
 ERROR = "ErrorResponse"
-"""The name of the schema that every error has."""
+MESSAGE_ERROR = "MessageError"
+"""The names of the schemas of errors: of most paths, and of `/v1/messages`."""
 
 
 def answers(

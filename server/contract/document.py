@@ -17,7 +17,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
 from server import __version__
-from server.contract.answers import ERROR, SCHEMAS, code_list, header_references
+from server.contract.answers import ERROR, MESSAGE_ERROR, SCHEMAS, code_list, header_references
+from server.errors import MESSAGES_PATH
 from server.http.auth import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS
 from server.http.headers import REQUEST_ID, RESPONSE_HEADERS, RETRY_AFTER, TRACE_ID
 from server.http.trace_requests import is_traced
@@ -27,7 +28,8 @@ from server.state import get_ready_runtime, get_runtime
 DESCRIPTION = """\
 OpenAI's API for one model, on an engine with several speculative-decoding proposers.
 
-Every error of every route is an `ErrorResponse`. A field may be null where that means "not set".
+Every error is an `ErrorResponse`, of `/v1/messages` a `MessageError`. A field may be null where
+that means "not set".
 The limits of a connection refuse with one too: 400, 408, 414, 431 and 503, without a request id.
 Keys apply only if the server has some: without API keys every route but the admin routes is open,
 and without any key these answer the server's own machine only. docs/api.md has the details.
@@ -35,6 +37,7 @@ and without any key these answer the server's own machine only. docs/api.md has 
 
 TAGS = {
     "Chat": "Answers chats.",
+    "Messages": "Answers chats in Anthropic's format.",
     "Responses": "Answers chats under OpenAI's newer API, and stores the answers.",
     "Completions": "Continues texts.",
     "Models": "The served names.",
@@ -118,7 +121,7 @@ def _complete(operation: dict[str, Any], route: APIRoute) -> None:
         response["description"] = f"{text}, {said}" if said else text
     for status, response in responses.items():
         if int(status) >= HTTPStatus.BAD_REQUEST:
-            _describe_error(int(status), response)
+            _describe_error(int(status), response, route.path)
         else:
             response.setdefault("headers", header_references(()))
     operation["responses"] = dict(sorted(responses.items()))
@@ -153,9 +156,10 @@ def _own_errors(route: APIRoute) -> Iterator[tuple[HTTPStatus, str]]:
         yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("engine_not_ready, stopping")
 
 
-def _describe_error(status: int, response: dict[str, Any]) -> None:
+def _describe_error(status: int, response: dict[str, Any], path: str) -> None:
     retries = (RETRY_AFTER,) if status in _RETRYABLE else ()
-    reference = {"$ref": SCHEMAS.format(model=ERROR)}
+    model = MESSAGE_ERROR if path.startswith(MESSAGES_PATH) else ERROR
+    reference = {"$ref": SCHEMAS.format(model=model)}
     response["headers"] = header_references(retries)
     response["content"] = {"application/json": {"schema": reference}}
     response.setdefault("description", HTTPStatus(status).phrase)

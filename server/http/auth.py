@@ -50,6 +50,9 @@ ADMIN_PATHS = frozenset(
 )
 """Paths that change or show the server's speculation or models, including later versions'."""
 
+ANTHROPIC_KEY = "x-api-key"
+"""The header in which Anthropic's clients send a key."""
+
 _KEY = "specgate.key"
 """The entry of an ASGI scope with the key that opened its path."""
 
@@ -101,6 +104,8 @@ class AuthMiddleware:
     def _missing_key(self, scope: Scope, roles: Collection[Role], needed: str) -> ApiError | None:
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
+        if not scheme and (anthropic_key := headers.get(ANTHROPIC_KEY)) is not None:
+            scheme, token = "bearer", anthropic_key
         # Headers are decoded as Latin-1; this restores the bytes as sent. White space of Latin-1
         # may be a byte of a key in UTF-8.
         key = self._keyring.keys.find(token.strip(" \t").encode("latin-1"))
@@ -177,10 +182,10 @@ def _unauthorized(needed: str, key: Key | None, headers: Headers) -> ApiError:
 
     Only who has a valid key learns from it that the key is valid, and its role.
     """
-    message = f"This path needs {needed}: `Authorization: Bearer KEY`."
+    message = f"This path needs {needed}: `Authorization: Bearer KEY`, or `x-api-key: KEY`."
     if key is not None:
         message += f" The given key is valid, but it is {_A_KEY[key.role]}."
-    elif "authorization" in headers:
+    elif "authorization" in headers or ANTHROPIC_KEY in headers:
         message += " The given key is not valid."
     return ApiError(
         401,

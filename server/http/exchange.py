@@ -21,12 +21,14 @@ class Exchange:
         status: the status code of the response; 500 until it has begun.
         error: the code of an error that is the response.
         span: `None` if the request has none.
+        request_id: which every response has as a header.
     """
 
     begun: float = field(default_factory=time.perf_counter)
     status: int = 500
     error: str | None = None
     span: "ServerSpan | None" = None
+    request_id: str | None = None
 
 
 def exchange_of(scope: Scope) -> Exchange:

@@ -11,10 +11,16 @@ from server.control.admission.limit_errors import TooManyRequests
 from server.errors import ApiError, send_error
 from server.http.auth import key_name
 
-GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+GENERATING_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+)
 """The paths whose POSTs have the engine generate."""
 
-COUNTED_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
+COUNTED_PATHS = GENERATING_PATHS | {
+    "/tokenize",
+    "/detokenize",
+    "/v1/messages/count_tokens",
+}
 """The paths whose POSTs count: those that generate, or turn text into tokens or back."""
 
 

@@ -49,6 +49,7 @@ class RequestId:
             return
         sent = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = sent if _SANE_ID.fullmatch(sent) else uuid.uuid4().hex
+        exchange_of(scope).request_id = request_id
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

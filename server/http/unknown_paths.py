@@ -36,7 +36,8 @@ _MISSING: Mapping[str, str] = {
     "fine_tuning|fine-tunes": f"{_TEXT} and trains no models",
     "responses/input_tokens": "POST /tokenize counts the tokens of a chat",
     "responses/compact": f"{_TEXT} and compacts no conversations",
-    "messages|complete": "this server speaks OpenAI's API, not Anthropic's",
+    "messages/batches": f"{_TEXT} and keeps no batches",
+    "complete": f"{_TEXT} for messages, not for Anthropic's older prompts",
     "api": "this server speaks OpenAI's API, not Ollama's",
     "generate|generate_stream|infill": "this server speaks OpenAI's API",
 }

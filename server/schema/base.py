@@ -8,9 +8,16 @@ ignored with notice.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from engine_adapter.seam.text import clip
@@ -223,3 +230,28 @@ def _is_in(value: Any, values: tuple[Any, ...]) -> bool:
     return any(
         value == other and isinstance(value, bool) == isinstance(other, bool) for other in values
     )
+
+
+def unsupported(reason: str) -> PydanticCustomError:
+    """The error of a value that this server does not support; `reason` follows its field."""
+    context = {"reason": reason, "code": "unsupported_parameter"}
+    return PydanticCustomError("unsupported", "{reason}", context)
+
+
+def refused(*neutral: Any, instead: str = "leave it out", keeps: bool = False) -> BeforeValidator:
+    """A known field that cannot be honoured; only null and its neutral values are accepted.
+
+    Args:
+        keeps: the field keeps a neutral value; otherwise it becomes null.
+    """
+
+    def check(value: Any) -> Any:
+        # `type`, because 1 == true.
+        is_neutral = any(type(value) is type(other) and value == other for other in neutral)
+        if value is not None and not is_neutral:
+            raise unsupported(f"is not supported by this server; {instead}")
+        return value if keeps else None
+
+    words = tuple(value for value in neutral if isinstance(value, str | int))
+    accepted: Any = Literal[words] | None if words else None
+    return BeforeValidator(check, json_schema_input_type=accepted)

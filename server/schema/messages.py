@@ -1,11 +1,21 @@
 """The messages of a chat, and what chat templates get of them."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from fastapi.exceptions import RequestValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
+from server.errors import to_api_error
 from server.schema.base import Bounded
 from server.schema.bounds import MAX_PARTS, too_many
 from server.schema.generation_body import TextPart
@@ -161,3 +171,28 @@ Messages = Annotated[
     BeforeValidator(_few_parts),
 ]
 """At least one message."""
+
+_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(Messages)
+
+
+def checked_messages(
+    messages: Sequence[Mapping[str, Any]], names: Sequence[str], param: str
+) -> list[Message]:
+    """Messages that another form of a conversation was turned into.
+
+    Args:
+        names: the field of the body that each message comes from.
+        param: the field that they come from together.
+
+    Raises:
+        ApiError: a message is not valid; the error names its field.
+    """
+    try:
+        return _MESSAGES.validate_python(list(messages))
+    except ValidationError as error:
+        details = []
+        for detail in error.errors():
+            numbers = detail["loc"][:1]
+            name = names[int(numbers[0])] if numbers else param
+            details.append({**detail, "loc": ("body", name)})
+        raise to_api_error(RequestValidationError(details, body={})) from None

@@ -25,7 +25,7 @@ PART_TYPES = ("input_text", "output_text", "refusal")
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-def _known(kind: str, types: tuple[str, ...], default: str | None) -> BeforeValidator:
+def known_type(kind: str, types: tuple[str, ...], default: str | None) -> BeforeValidator:
     """Refuses a part of another kind by its name, before its fields are looked at."""
 
     def check(value: Any) -> Any:
@@ -86,11 +86,11 @@ class Refusal(_Part):
 
 MessagePart = Annotated[
     Annotated[InputText | OutputText | Refusal, Field(discriminator="type")],
-    _known("part", PART_TYPES, None),
+    known_type("part", PART_TYPES, None),
 ]
 """A part of a message."""
 
-OutputPart = Annotated[InputText, _known("part", ("input_text",), None)]
+OutputPart = Annotated[InputText, known_type("part", ("input_text",), None)]
 """A part of what a function returned."""
 
 
@@ -202,7 +202,7 @@ InputItem = Annotated[
         | ReasoningItem,
         Field(discriminator="type"),
     ],
-    _known("item", ITEM_TYPES, "message"),
+    known_type("item", ITEM_TYPES, "message"),
 ]
 """An item of a request's input."""
 

@@ -3,12 +3,11 @@
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
 
 from engine_adapter.seam.text import clip
 from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
-from server.schema.base import Strict, UnicodeText
+from server.schema.base import Strict, UnicodeText, refused, unsupported
 from server.schema.chat import ReasoningEffort, TemplateVariables
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.identifiers import CacheKey, Id, Metadata, SafetyIdentifier, User
@@ -38,30 +37,6 @@ Includable = Literal[
 """OpenAI's values of `include`. All but the first add to items that this server never makes."""
 
 
-def _unsupported(reason: str) -> PydanticCustomError:
-    context = {"reason": reason, "code": "unsupported_parameter"}
-    return PydanticCustomError("unsupported", "{reason}", context)
-
-
-def _refused(*neutral: Any, instead: str = "leave it out", keeps: bool = False) -> BeforeValidator:
-    """A known field that cannot be honoured; only null and its neutral values are accepted.
-
-    Args:
-        keeps: the field keeps a neutral value; otherwise it becomes null.
-    """
-
-    def check(value: Any) -> Any:
-        # `type`, because 1 == true.
-        is_neutral = any(type(value) is type(other) and value == other for other in neutral)
-        if value is not None and not is_neutral:
-            raise _unsupported(f"is not supported by this server; {instead}")
-        return value if keeps else None
-
-    words = tuple(value for value in neutral if isinstance(value, str | int))
-    accepted: Any = Literal[words] | None if words else None
-    return BeforeValidator(check, json_schema_input_type=accepted)
-
-
 HostedKind = Literal[
     "web_search",
     "web_search_2025_08_26",
@@ -88,14 +63,14 @@ def _known_tool(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind is not None and kind not in (*CALLABLE_TOOLS, *get_args(HostedKind)):
         use = ", ".join(CALLABLE_TOOLS)
-        raise _unsupported(f"the tool type {clip(kind)} is not supported; use {use}")
+        raise unsupported(f"the tool type {clip(kind)} is not supported; use {use}")
     return value
 
 
 def _callable_only(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind is not None and kind not in ("function", "custom"):
-        raise _unsupported(f"the tool type {clip(kind)} is not supported; use function or custom")
+        raise unsupported(f"the tool type {clip(kind)} is not supported; use function or custom")
     return value
 
 
@@ -103,7 +78,7 @@ def _choosable(value: Any) -> Any:
     kinds = ("function", "custom", "allowed_tools")
     kind = value.get("type") if isinstance(value, dict) else None
     if kind is not None and kind not in kinds:
-        raise _unsupported(f"the type {clip(kind)} is not supported; use {', '.join(kinds)}")
+        raise unsupported(f"the type {clip(kind)} is not supported; use {', '.join(kinds)}")
     return value
 
 
@@ -142,9 +117,9 @@ class Reasoning(Strict):
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Annotated[None, _refused("auto")] = None
-    context: Annotated[None, _refused("auto")] = None
-    mode: Annotated[None, _refused("standard")] = None
+    generate_summary: Annotated[None, refused("auto")] = None
+    context: Annotated[None, refused("auto")] = None
+    mode: Annotated[None, refused("standard")] = None
 
 
 class FunctionTool(Function):
@@ -262,21 +237,21 @@ class ResponsesRequest(GenerationBody):
     include_reasoning: bool | None = None
 
     # Known in order to be refused.
-    n: Annotated[None, _refused(1)] = None
-    prompt_logprobs: Annotated[None, _refused(instead="send a chat")] = None
-    return_token_ids: Annotated[None, _refused(False, instead="send a chat")] = None
-    response_format: Annotated[None, _refused(instead="use text.format")] = None
-    background: Annotated[None, _refused(False)] = None
-    conversation: Annotated[None, _refused(instead="use previous_response_id")] = None
-    prompt: Annotated[None, _refused(instead="use input and instructions")] = None
-    context_management: Annotated[None, _refused([])] = None
-    prompt_cache_options: Annotated[None, _refused({}, {"mode": "implicit"})] = None
-    image: Annotated[None, _refused({})] = None
-    access_programs: Annotated[None, _refused({})] = None
-    enable_response_messages: Annotated[None, _refused(False)] = None
-    previous_input_messages: Annotated[None, _refused(instead="use input")] = None
-    mm_payload: Annotated[None, _refused({}, [])] = None
-    return_mm_kwargs: Annotated[None, _refused(False)] = None
+    n: Annotated[None, refused(1)] = None
+    prompt_logprobs: Annotated[None, refused(instead="send a chat")] = None
+    return_token_ids: Annotated[None, refused(False, instead="send a chat")] = None
+    response_format: Annotated[None, refused(instead="use text.format")] = None
+    background: Annotated[None, refused(False)] = None
+    conversation: Annotated[None, refused(instead="use previous_response_id")] = None
+    prompt: Annotated[None, refused(instead="use input and instructions")] = None
+    context_management: Annotated[None, refused([])] = None
+    prompt_cache_options: Annotated[None, refused({}, {"mode": "implicit"})] = None
+    image: Annotated[None, refused({})] = None
+    access_programs: Annotated[None, refused({})] = None
+    enable_response_messages: Annotated[None, refused(False)] = None
+    previous_input_messages: Annotated[None, refused(instead="use input")] = None
+    mm_payload: Annotated[None, refused({}, [])] = None
+    return_mm_kwargs: Annotated[None, refused(False)] = None
 
     format_field: ClassVar[str] = "text.format"
 

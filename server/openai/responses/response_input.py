@@ -4,10 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter, ValidationError
-
-from server.errors import InvalidField, to_api_error
+from server.errors import InvalidField
 from server.openai.chat_input import (
     ChatInput,
     ChatPrompt,
@@ -20,7 +17,7 @@ from server.openai.responses.callable_tools import CallableTools
 from server.openai.responses.conversation import Turn
 from server.schema.chat import ChatCompletionRequest
 from server.schema.json_values import surrogate_path
-from server.schema.messages import Message, Messages
+from server.schema.messages import checked_messages
 from server.schema.responses import AllowedTools, ChosenFunction, ResponsesRequest
 from server.schema.tools import NamedFunction, NamedTool, ToolChoice
 from server.text import is_unicode
@@ -33,8 +30,6 @@ NAMES = FieldNames(
     logprobs="include",
 )
 """How a response names the fields of its chat."""
-
-_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(Messages)
 
 _REPEATED = {
     "input",
@@ -82,15 +77,7 @@ def with_messages(
     if instructions is not None:
         messages.insert(0, {"role": "system", "content": instructions})
         names.insert(0, "instructions")
-    try:
-        checked = _MESSAGES.validate_python(messages)
-    except ValidationError as error:
-        details = []
-        for detail in error.errors():
-            numbers = detail["loc"][:1]
-            name = names[int(numbers[0])] if numbers else NAMES.messages
-            details.append({**detail, "loc": ("body", name)})
-        raise to_api_error(RequestValidationError(details, body={})) from None
+    checked = checked_messages(messages, names, NAMES.messages)
     return replace(chat, prompt=replace(chat.prompt, messages=checked, message_names=names))
 
 

@@ -18,6 +18,8 @@ CONTINUOUS = {
 TOKENS = {"return_token_ids": True, "prompt_logprobs": 1}
 PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
+MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
+MESSAGE_TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"a": {}}}}
 RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": PARAMETERS}
 PREDICTION = {"prediction": {"type": "content", "content": "hello"}}
 
@@ -57,6 +59,14 @@ SUCCESS: dict[str, list[Any]] = {
         RESPONSE | {"stream": True, "stream_options": {"continuous_spec_stats": True}},
         RESPONSE | {"stream": True, "include": ["message.output_text.logprobs"]},
     ],
+    "create_message": [
+        MESSAGE,
+        MESSAGE | {"system": "Be brief.", "stop_sequences": ["x"], "temperature": 0},
+        MESSAGE | {"tools": [MESSAGE_TOOL], "tool_choice": {"type": "any"}},
+        MESSAGE | {"tools": [MESSAGE_TOOL], "tool_choice": {"type": "any"}, "stream": True},
+        MESSAGE | {"stream": True},
+    ],
+    "count_message_tokens": [{"messages": MESSAGE["messages"], "system": "Be brief."}],
     "retrieve_response": [None],
     "delete_response": [None],
     "cancel_response": [],

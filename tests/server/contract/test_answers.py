@@ -15,7 +15,7 @@ import pytest
 from demo import model_path
 from tests.engine_adapter.lora import cached_adapter
 from tests.server.conftest import StartGateway
-from tests.server.contract.bodies import CHAT, COMPLETION, RESPONSE, SUCCESS
+from tests.server.contract.bodies import CHAT, COMPLETION, MESSAGE, RESPONSE, SUCCESS
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway, eventually
 
@@ -33,6 +33,8 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("list_input_items", 404): None,
     ("retrieve_model", 404): None,
     ("tokenize", 404): {"prompt": "x"} | NO_MODEL,
+    ("create_message", 404): MESSAGE | NO_MODEL,
+    ("count_message_tokens", 404): {"messages": MESSAGE["messages"]} | NO_MODEL,
     ("detokenize", 404): {"tokens": [5]} | NO_MODEL,
     ("explain", 404): {"chat": CHAT | NO_MODEL},
     ("switch_spec_method", 404): {"proposer": "none-such"},
@@ -47,11 +49,12 @@ ERRORS: dict[tuple[str, int], Any] = {
 GENERIC = (400, 401, 403, 408, 413, 500, 503)
 """Statuses that follow from a route's kind; the tests below find them by themselves."""
 
-GENERATING = ("create_chat_completion", "create_completion", "create_response")
+GENERATING = ("create_chat_completion", "create_completion", "create_response", "create_message")
 
 ELSEWHERE = {
     *((name, status) for name in GENERATING for status in (429, 504)),
     ("tokenize", 429),
+    ("count_message_tokens", 429),
     ("detokenize", 429),
     ("unload_lora_adapter", 404),
     ("switch_spec_method", 409),

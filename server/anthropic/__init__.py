@@ -1,0 +1,1 @@
+"""From a request in Anthropic's format to its answer: a translation on the path of a chat."""

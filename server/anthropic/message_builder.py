@@ -1,0 +1,173 @@
+"""A message's deltas -> the message in one piece, or the events of its stream."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from engine_adapter.seam.types import Delta, FinishReason
+from server.errors import ApiError, anthropic_error
+from server.http.event_stream import json_text
+from server.openai.chat_shape import ChatShape
+from server.openai.choices import ChoiceState
+from server.openai.message_parts import (
+    CallArguments,
+    CallBegin,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+)
+from server.openai.request import AdmittedRequest
+from server.openai.usage import num_cached_tokens, response_metrics, usage
+
+_STOP_REASONS = {FinishReason.LENGTH: "max_tokens"}
+
+
+class MessageBuilder:
+    """Shapes the deltas of one message; see `server.openai.respond.Builder`."""
+
+    def __init__(self, request: AdmittedRequest) -> None:
+        shape = request.prepared.shape
+        assert isinstance(shape, ChatShape)
+        self._request = request
+        self._reader = shape.reader(0)
+        self._state = ChoiceState(keep_text=not request.prepared.answer.streams)
+        self._open: str | None = None
+        self._num_blocks = 0
+        self._has_calls = False
+
+    @property
+    def choices(self) -> Sequence[ChoiceState]:
+        """What the engine has sent so far: of one choice."""
+        return (self._state,)
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Adds a delta of a message in one piece."""
+        self._state.add(delta)
+
+    def body(self) -> bytes:
+        """The message, encoded. Raises `RuntimeError` if it has not finished."""
+        reason, state = self._finish_reason(), self._state
+        everything = Delta(state.text, tuple(state.token_ids), finish_reason=reason)
+        whole = self._reader.whole(everything)
+        content: list[dict[str, Any]] = []
+        if whole.reasoning:
+            content.append({"type": "thinking", "thinking": whole.reasoning, "signature": ""})
+        if whole.text:
+            content.append({"type": "text", "text": whole.text})
+        for call in whole.calls:
+            block = {"type": "tool_use", "id": call.id, "name": call.name}
+            content.append({**block, "input": _input(call.arguments)})
+        self._has_calls = bool(whole.calls)
+        message = self._message(content) | self._stop(reason)
+        message["usage"] = self._usage()
+        message["metrics"] = response_metrics(self._request, self.choices)
+        return json_text(message).encode()
+
+    def events(self, index: int, delta: Delta) -> Sequence[bytes]:
+        """The encoded events of a delta; none while a character is incomplete."""
+        begins = self._state.begun_at is None
+        self._state.add(delta)
+        events: list[bytes] = []
+        if begins:
+            message = {**self._message([]), "stop_reason": None, "stop_sequence": None}
+            message["usage"] = {**self._usage(), "output_tokens": 0}
+            events.append(_event("message_start", {"message": message}))
+        for piece in self._reader.read(delta):
+            events += self._piece_events(piece)
+        return events
+
+    def last_events(self) -> Sequence[bytes]:
+        """The encoded end of a stream. Raises `RuntimeError` if it has not finished."""
+        reason = self._finish_reason()
+        last = {
+            "delta": self._stop(reason),
+            "usage": self._usage(),
+            "metrics": response_metrics(self._request, self.choices),
+        }
+        return (*self._close(), _event("message_delta", last), _event("message_stop", {}))
+
+    def failure(self, error: ApiError) -> bytes:
+        """The encoded end of a stream that fails."""
+        return f"event: error\ndata: {json_text(anthropic_error(error))}\n\n".encode()
+
+    def _piece_events(self, piece: Piece) -> list[bytes]:
+        match piece:
+            case TextPiece():
+                block = {"type": "text", "text": ""}
+                delta = {"type": "text_delta", "text": piece.text}
+                begin = [] if self._open == "text" else self._begin(block)
+            case ReasoningPiece():
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+                delta = {"type": "thinking_delta", "thinking": piece.text}
+                begin = [] if self._open == "thinking" else self._begin(block)
+            case CallBegin():
+                self._has_calls = True
+                block = {"type": "tool_use", "id": piece.id, "name": piece.name}
+                return self._begin({**block, "input": {}})
+            case CallArguments():
+                begin, delta = [], {"type": "input_json_delta", "partial_json": piece.text}
+        fields = {"index": self._num_blocks - 1, "delta": delta}
+        return [*begin, _event("content_block_delta", fields)]
+
+    def _begin(self, block: dict[str, Any]) -> list[bytes]:
+        events = self._close()
+        self._open = block["type"]
+        fields = {"index": self._num_blocks, "content_block": block}
+        self._num_blocks += 1
+        return [*events, _event("content_block_start", fields)]
+
+    def _close(self) -> list[bytes]:
+        if self._open is None:
+            return []
+        self._open = None
+        return [_event("content_block_stop", {"index": self._num_blocks - 1})]
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._request.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._request.prepared.checked.model_name,
+            "content": content,
+        }
+
+    def _finish_reason(self) -> FinishReason:
+        """A finish reason is never made up: without one the engine has failed."""
+        reason = self._state.finish_reason
+        if reason is None:
+            raise RuntimeError(f"{self._request.id}: a sequence ended without a finish_reason")
+        return reason
+
+    def _stop(self, reason: FinishReason) -> dict[str, Any]:
+        stop = self._state.stop_reason
+        name = _STOP_REASONS.get(reason, "tool_use" if self._has_calls else "end_turn")
+        if name == "end_turn" and isinstance(stop, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        return {"stop_reason": name, "stop_sequence": None}
+
+    def _usage(self) -> dict[str, Any]:
+        figures = usage(self._request, self.choices)
+        cached = num_cached_tokens(self._request, self.choices)
+        details = figures["completion_tokens_details"]
+        return {
+            "input_tokens": figures["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": figures["completion_tokens"],
+            "num_draft_tokens": details["num_draft_tokens"],
+            "num_accepted_draft_tokens": details["num_accepted_draft_tokens"],
+        }
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return f"event: {kind}\ndata: {json_text({'type': kind, **fields})}\n\n".encode()
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object, as far as a limit of tokens let the model write them."""
+    try:
+        value = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

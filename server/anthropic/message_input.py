@@ -1,0 +1,194 @@
+"""The body of `/v1/messages` -> the input of the chat that generates its answer."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from engine_adapter.seam.text import clip
+from server.errors import InvalidField
+from server.openai.chat_input import (
+    ChatInput,
+    ChatPrompt,
+    constraint_with_tools,
+    template_variables,
+)
+from server.openai.field_names import FieldNames
+from server.openai.function_tools import FunctionTools, checked_tools
+from server.schema import anthropic as schema
+from server.schema.chat import ReasoningEffort
+from server.schema.messages import checked_messages
+from server.schema.tools import Function, NamedFunction, NamedTool, ToolChoice
+
+NAMES = FieldNames(
+    chosen_function="tool_choice.name",
+    format=schema.MessagesRequest.format_field,
+    effort="output_config.effort",
+)
+"""How a message names the fields of its chat."""
+
+_CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def message_input(body: schema.MessagesRequest) -> ChatInput:
+    """The input of a message. Raises `InvalidField`."""
+    tools, ignored = _tools(body)
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        ignored.append("thinking.budget_tokens")
+    return ChatInput(
+        prompt=message_prompt(body, tools),
+        tools=tools,
+        constraint=constraint_with_tools(body.structured_output(), tools, NAMES),
+        max_tokens=body.max_tokens,
+        max_tokens_name="max_tokens",
+        num_top_logprobs=None,
+        effort=_effort(body),
+        shows_reasoning=body.thinking is None or body.thinking.type != "disabled",
+        ignored=tuple(ignored),
+    )
+
+
+def count_prompt(body: schema.CountTokensRequest) -> ChatPrompt:
+    """The prompt whose tokens are counted. Raises `InvalidField`."""
+    return message_prompt(body, _tools(body)[0])
+
+
+def message_prompt(
+    body: schema.MessagesRequest | schema.CountTokensRequest, tools: FunctionTools
+) -> ChatPrompt:
+    """The prompt of a body. Raises `InvalidField`."""
+    pairs = list(_messages(body))
+    names = [name for name, _ in pairs]
+    variables = {}
+    if body.thinking is not None:
+        variables["enable_thinking"] = body.thinking.type != "disabled"
+    # The answer continues what the client has written of it.
+    continues = body.messages[-1].role == "assistant"
+    return ChatPrompt(
+        checked_messages([message for _, message in pairs], names, NAMES.messages),
+        names,
+        NAMES,
+        variables={**template_variables(None, _effort(body), NAMES), **variables},
+        tools=tools.for_template(),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+    )
+
+
+def _effort(
+    body: schema.MessagesRequest | schema.CountTokensRequest,
+) -> ReasoningEffort | None:
+    return None if body.output_config is None else body.output_config.effort
+
+
+def _messages(
+    body: schema.MessagesRequest | schema.CountTokensRequest,
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """The messages of the chat, each with the field that it comes from."""
+    if body.system:
+        yield "system", {"role": "system", "content": _text(body.system)}
+    for number, message in enumerate(body.messages):
+        name = f"messages.{number}"
+        blocks = message.content
+        if isinstance(blocks, str):
+            blocks = [schema.TextBlock(type="text", text=blocks)]
+        if message.role == "assistant":
+            yield name, _answer(blocks, name)
+        else:
+            for part in _user_messages(blocks, name):
+                yield name, part
+
+
+def _user_messages(blocks: Sequence[schema.Block], name: str) -> Iterator[dict[str, object]]:
+    """Results of tools are messages of their own; the texts between them are one each."""
+    texts: list[schema.TextBlock] = []
+    for number, block in enumerate(blocks):
+        if isinstance(block, schema.TextBlock):
+            texts.append(block)
+            continue
+        if not isinstance(block, schema.ToolResultBlock):
+            raise _wrong_role(block, "user", f"{name}.content.{number}")
+        if texts:
+            yield {"role": "user", "content": _text(texts)}
+            texts = []
+        content = _text(block.content or "")
+        if block.is_error:
+            content = f"Error: {content}"
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    if texts or not blocks:
+        yield {"role": "user", "content": _text(texts)}
+
+
+def _answer(blocks: Sequence[schema.Block], name: str) -> dict[str, object]:
+    texts: list[schema.TextBlock] = []
+    calls: list[dict[str, object]] = []
+    thoughts: list[str] = []
+    for number, block in enumerate(blocks):
+        match block:
+            case schema.TextBlock():
+                texts.append(block)
+            case schema.ToolUseBlock():
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                function = {"name": block.name, "arguments": arguments}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case schema.ThinkingBlock():
+                thoughts.append(block.thinking)
+            case schema.RedactedThinkingBlock():
+                pass
+            case _:
+                raise _wrong_role(block, "assistant", f"{name}.content.{number}")
+    message: dict[str, object] = {"role": "assistant", "content": _text(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+        message["content"] = _text(texts) or None
+    return message
+
+
+def _wrong_role(block: schema.Block, role: str, param: str) -> InvalidField:
+    message = f"{param}: a message of the {role} has no block of the type {block.type}."
+    return InvalidField(param, message)
+
+
+def _text(content: str | Sequence[schema.TextBlock]) -> str:
+    """A content as one text; nothing is inserted between its blocks but line feeds."""
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tools(
+    body: schema.MessagesRequest | schema.CountTokensRequest,
+) -> tuple[FunctionTools, list[str]]:
+    """What the model may call, and the fields of the tools that are left out."""
+    functions: list[Function] = []
+    paths: list[str] = []
+    ignored: list[str] = []
+    for number, tool in enumerate(body.tools or ()):
+        path = f"tools.{number}"
+        if isinstance(tool, schema.ServerTool):
+            ignored.append(path)
+            continue
+        paths.append(path)
+        functions.append(
+            Function(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.input_schema,
+                strict=tool.strict,
+            )
+        )
+    choice = body.tool_choice
+    parallel = None if choice is None else not choice.disable_parallel_tool_use
+    named = _choice(choice)
+    return checked_tools(functions, paths, named, NAMES, parallel=parallel), ignored
+
+
+def _choice(choice: schema.ToolChoice | None) -> ToolChoice | None:
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        if choice.name is not None:
+            param = "tool_choice.name"
+            raise InvalidField(param, f"{param} needs the type tool, not {clip(choice.type)}.")
+        return _CHOICES[choice.type]
+    if choice.name is None:
+        raise InvalidField("tool_choice.name", "tool_choice.name is required with the type tool.")
+    return NamedTool(type="function", function=NamedFunction(name=choice.name))

@@ -1,0 +1,38 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`, in Anthropic's format."""
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from server.anthropic.message_builder import MessageBuilder
+from server.anthropic.prepare import count_tokens, prepare_message
+from server.contract.answers import GENERATION_HEADERS, KEY_LIMIT_ERRORS, LIMIT_ERRORS, answers
+from server.openai.respond import GenerationResponse
+from server.schema.anthropic import CountTokensRequest, MessagesRequest
+from server.schema.anthropic_answers import Message, MessageEvent, TokenCount
+from server.state import ReadyRuntime
+
+router = APIRouter(tags=["Messages"])
+
+
+@router.post(
+    "/v1/messages",
+    response_model=None,
+    responses=answers(
+        Message,
+        events=(MessageEvent,),
+        headers=GENERATION_HEADERS,
+        errors={404: "model_not_found", **LIMIT_ERRORS},
+    ),
+)
+async def create_message(body: MessagesRequest, runtime: ReadyRuntime) -> Response:
+    """Answers a conversation."""
+    return GenerationResponse(runtime, await prepare_message(runtime, body), MessageBuilder)
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    responses=answers(errors={404: "model_not_found", **KEY_LIMIT_ERRORS}),
+)
+async def count_message_tokens(body: CountTokensRequest, runtime: ReadyRuntime) -> TokenCount:
+    """The tokens of a conversation."""
+    return TokenCount(input_tokens=await count_tokens(runtime, body))

@@ -1,0 +1,236 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from engine_adapter.seam.types import StructuredOutput
+from server.schema.base import Body, Strict, UnicodeText, refused
+from server.schema.bounds import MAX_PARTS
+from server.schema.chat import ReasoningEffort
+from server.schema.generation_body import MAX_INT, GenerationBody, Stop
+from server.schema.identifiers import Id, User
+from server.schema.messages import MAX_MESSAGES
+from server.schema.response_items import TEXT_OR_LIST, form, known_type
+from server.schema.structured import schema_constraint
+from server.schema.tools import MAX_TOOLS, Name
+
+BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+"""The kinds of blocks that a message may have."""
+
+
+class _Block(BaseModel):
+    """A block of a message; fields that say nothing to a model of text are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class TextBlock(_Block):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(_Block):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: Id = Field(min_length=1)
+    name: str = Field(min_length=1)
+    input: dict[str, Any]
+
+
+ResultContent = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[
+        list[Annotated[TextBlock, known_type("block", ("text",), None)]],
+        Field(max_length=MAX_PARTS, fail_fast=True),
+        Tag("list"),
+    ],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""What a tool returned."""
+
+
+class ToolResultBlock(_Block):
+    """What the call `tool_use_id` returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Id = Field(min_length=1)
+    content: ResultContent | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(_Block):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(_Block):
+    """Reasoning that only its author can read; the model does not see it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+Block = Annotated[
+    Annotated[
+        TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+        Field(discriminator="type"),
+    ],
+    known_type("block", BLOCK_TYPES, None),
+]
+"""A block of a message."""
+
+Content = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True), Tag("list")],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""The content of a message."""
+
+
+class MessageParam(Strict):
+    """A message of the conversation. The answer continues a last one of the assistant."""
+
+    role: Literal["user", "assistant"]
+    content: Content
+
+
+Conversation = Annotated[
+    list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
+"""At least one message."""
+
+System = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[
+        list[Annotated[TextBlock, known_type("block", ("text",), None)]],
+        Field(max_length=MAX_PARTS, fail_fast=True),
+        Tag("list"),
+    ],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""What the model is told before the conversation."""
+
+
+class ClientTool(_Block):
+    """A tool that the client runs; `input_schema` is a JSON schema."""
+
+    type: Literal["custom"] | None = None
+    name: Name
+    description: UnicodeText | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ServerTool(BaseModel):
+    """A tool of a type that Anthropic defines. It is left out, and named in a header."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+
+def _tool_form(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "client" if kind in (None, "custom") else "server"
+
+
+Tools = Annotated[
+    list[
+        Annotated[
+            Annotated[ClientTool, Tag("client")] | Annotated[ServerTool, Tag("server")],
+            Discriminator(_tool_form),
+        ]
+    ],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+]
+"""The tools of a request."""
+
+
+class ToolChoice(Strict):
+    """Whether the model may (`auto`) or must (`any`, `tool`) call tools."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Strict):
+    """Whether the model reasons first; `budget_tokens` is ignored."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class JsonOutput(Strict):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """The effort of reasoning, and the format of the text."""
+
+    effort: ReasoningEffort | None = None
+    format: JsonOutput | None = None
+
+
+class RequestMetadata(BaseModel):
+    """Who asks; without an effect."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    user_id: User | None = None
+
+
+class PromptBody(BaseModel):
+    """What the model reads."""
+
+    messages: Conversation
+    system: System | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+
+class MessagesRequest(GenerationBody, PromptBody):
+    """A message. It also takes the sampling fields of a chat, under the same names."""
+
+    format_field = "output_config.format"
+
+    max_tokens: int = Field(ge=1, le=MAX_INT)
+    stop: Stop = Field(None, alias="stop_sequences")
+    metadata: RequestMetadata | None = None
+    output_config: OutputConfig | None = None
+
+    # Known in order to be refused.
+    n: Annotated[None, refused(1)] = None
+    response_format: Annotated[None, refused(instead="use output_config.format")] = None
+    prompt_logprobs: Annotated[None, refused(instead="send a chat")] = None
+    return_token_ids: Annotated[None, refused(False, instead="send a chat")] = None
+    stream_options: Annotated[None, refused()] = None
+    mcp_servers: Annotated[None, refused([])] = None
+    container: Annotated[None, refused()] = None
+
+    def own_format(self) -> StructuredOutput | None:
+        """The constraint in `output_config.format`. Raises `InvalidField`."""
+        if self.output_config is None or self.output_config.format is None:
+            return None
+        schema = self.output_config.format.schema_
+        return schema_constraint(schema, f"{self.format_field}.schema")
+
+
+class CountTokensRequest(Body, PromptBody):
+    """The tokens of a prompt are counted, and nothing is generated."""
+
+    output_config: OutputConfig | None = None
