@@ -159,22 +159,33 @@ def unknown_flags(pages: Mapping[str, str], flags: Iterable[str]) -> list[str]:
 
 
 def undocumented_options(text: str, methods: Iterable[Any]) -> list[str]:
-    """Options of proposers without a row that has their default, and rows without an option."""
+    """Options of proposers that no table has with their default, and rows without an option.
+
+    Default ks are in the table of all methods, a method's own options in its section, and options
+    that several methods have in a section of theirs.
+    """
+    default_ks = _defaults(text, "Which one to use")
+    shared = _defaults(text, "Options of models and heads")
     findings = []
     for method in methods:
-        table = {cells[0]: cells[1] for cells in rows(section(text, f"`{method.name}`"))[2:]}
-        want = {"num_speculative_tokens": method.default_k, **method.options}
-        want = {f"`{name}`": f"`{value}`" for name, value in want.items()}
-        if method.capabilities.model:
-            want["`model`"] = "required"
+        table = _defaults(text, f"`{method.name}`")
+        want = {f"`{name}`": f"`{value}`" for name, value in method.options.items()}
+        default_k = f"`{method.default_k}`"
         if method.capabilities.members:
-            want |= {"`num_speculative_tokens`": "its members' largest", "`members`": "required"}
+            want["`members`"], default_k = "required", "its members' largest"
+        if default_ks.get(f"`{method.name}`") != default_k:
+            findings.append(f"{method.name}: k")
         findings += [
             f"{method.name}: {name}"
             for name in sorted({*want, *table})
-            if want.get(name) != table.get(name)
+            if want.get(name) != table.get(name, shared.get(name))
         ]
     return findings
+
+
+def _defaults(text: str, heading: str) -> dict[str, str]:
+    """The first two cells of each row of a section's tables."""
+    return {cells[0]: cells[1] for cells in rows(section(text, heading))[2:]}
 
 
 def error_codes(sources: Iterable[str]) -> Iterator[str]:

@@ -17,12 +17,14 @@ def bad(text: str) -> dict[str, str]:
 METHOD = SimpleNamespace(
     name="x",
     default_k=3,
-    options={"depth": 1.5},
-    capabilities=SimpleNamespace(model=True, members=False),
+    options={"depth": 1.5, "shared": 2},
+    capabilities=SimpleNamespace(members=False),
 )
 GOOD_TABLE = (
-    "\n## `x`\n\n| option | default | meaning |\n|---|---|---|\n"
-    "| `num_speculative_tokens` | `3` | k |\n| `depth` | `1.5` | d |\n| `model` | required | m |\n"
+    "\n## Which one to use\n\n| method | default k | use |\n|---|---|---|\n| `x` | `3` | u |\n"
+    "\n## Options of models and heads\n\n| option | default | meaning |\n|---|---|---|\n"
+    "| `shared` | `2` | s |\n"
+    "\n## `x`\n\n| option | default | meaning |\n|---|---|---|\n| `depth` | `1.5` | d |\n"
 )
 
 
@@ -60,6 +62,8 @@ GOOD_TABLE = (
         (checks.unknown_flags(bad("`--yes` curl --nope"), ["--yes"]), []),
         (checks.undocumented_options(GOOD_TABLE, [METHOD]), []),
         (checks.undocumented_options(GOOD_TABLE.replace("1.5", "2"), [METHOD]), ["x: `depth`"]),
+        (checks.undocumented_options(GOOD_TABLE.replace("`2`", "`4`"), [METHOD]), ["x: `shared`"]),
+        (checks.undocumented_options(GOOD_TABLE.replace("`3`", "`4`"), [METHOD]), ["x: k"]),
         (
             checks.undocumented_options(GOOD_TABLE + "| `old` | `1` | o |\n", [METHOD]),
             ["x: `old`"],

@@ -29,7 +29,7 @@ STOCK_READING = "Nothing of Specgate runs here: if it fails, vLLM does not run o
 
 WAITS_READING = (
     "How often the CPU waited for the device, divided by the steps of the run, and at which lines. "
-    "The section `Waiting for the device` of docs/gpu.md has how often Specgate has to. "
+    "The section `Waiting for the device` of docs/lab/gpu.md has how often Specgate has to. "
     "Without a GPU vLLM counts nothing."
 )
 

@@ -48,7 +48,7 @@ def run(block: str, curl_home: Path) -> str:
 
 
 def test_the_pages_have_examples_to_run() -> None:
-    assert len(CURLS) == 15
+    assert len(CURLS) == 13
     assert len(PYTHON) == 1
     assert len(API_CURLS) == 12
 
@@ -64,11 +64,7 @@ def test_a_curl_of_the_readme_and_the_examples(served: Served, curl_home: Path, 
         answer = json.loads(output)
         if '"model"' in block:
             assert answer["model"] == MODEL
-            if answer["object"] == "response":
-                assert answer["output"][0]["content"][0]["text"]
-            else:
-                reasons = {"tool_calls"} if '"tool_choice"' in block else {"stop", "length"}
-                assert answer["choices"][0]["finish_reason"] in reasons
+            assert answer["choices"][0]["finish_reason"] in {"stop", "length"}
             assert answer["metrics"]["speculative_decoding"]["proposer"]
         else:
             assert {"active", "spec_method"} & set(answer)

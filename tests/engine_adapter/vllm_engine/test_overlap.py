@@ -1,6 +1,6 @@
 """What of a step runs beside the device: steps on a device whose passes take stated times.
 
-With `pytest -s -m prove` the table of docs/model-runner-v2.md. The times are of this machine: run
+With `pytest -s -m prove` the table of docs/lab/gpu.md. The times are of this machine: run
 it alone. A step that waited where it need not would take the sum of the device's time and Python's.
 """
 
