@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 
 REQUEST_ID = "x-request-id"
+ANTHROPIC_REQUEST_ID = "request-id"
+"""The same id, where Anthropic's clients look for it."""
+
 TRACE_ID = "x-trace-id"
 SPEC_METHOD = "x-specgate-spec-method"
 DRAFT_TOKENS = "x-specgate-draft-tokens"

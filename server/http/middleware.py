@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine_adapter.seam.cancellation import was_cancelled
 from server.console.pages import is_console_path
-from server.errors import cancellation_error, send_error, to_api_error
+from server.errors import MESSAGES_PATH, cancellation_error, send_error, to_api_error
 from server.http.auth import key_name
 from server.http.exchange import exchange_of
-from server.http.headers import REQUEST_ID, TRACE_ID
+from server.http.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID, TRACE_ID
 from server.telemetry.http_metrics import PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
 from server.telemetry.repeated_warning import LOG_EVERY_S
@@ -55,6 +55,8 @@ class RequestId:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = request_id
+                if scope["path"].startswith(MESSAGES_PATH):
+                    headers[ANTHROPIC_REQUEST_ID] = request_id
                 if (span := exchange_of(scope).span) is not None:
                     headers[TRACE_ID] = span.trace_id
             await send(message)

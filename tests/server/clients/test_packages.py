@@ -31,4 +31,4 @@ def test_the_documentation_names_the_version_that_is_tested(client: str) -> None
 
 def test_each_client_has_a_program() -> None:
     want = {f"{client.replace('-', '_')}_program.py" for client in PACKAGES}
-    assert {path.name for path in PROGRAMS.glob("*.py")} == want
+    assert {path.name for path in PROGRAMS.glob("*_program.py")} == want

@@ -123,11 +123,11 @@ async def test_an_unload_of_an_unknown_adapter(start: StartGateway) -> None:
 
 
 async def test_limits_refuse_and_end_requests(start: StartGateway) -> None:
-    gateway = await start(max_key_requests_per_minute=3, request_timeout_s=1e-9)
+    gateway = await start(max_key_requests_per_minute=len(GENERATING), request_timeout_s=1e-9)
     for status in (504, 429):
         for name in GENERATING:
             assert (await send(gateway.client, name, valid(name))).status_code == status
-    for name in ("tokenize", "detokenize"):
+    for name in ("tokenize", "detokenize", "count_message_tokens"):
         assert (await send(gateway.client, name, valid(name))).status_code == 429
 
 

@@ -157,7 +157,7 @@ async def test_a_valid_key_that_does_not_open_a_path_is_called_valid(
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (401, "invalid_api_key")
     assert error["message"] == (
-        f"This path needs {needed}: `Authorization: Bearer KEY`. "
+        f"This path needs {needed}: `Authorization: Bearer KEY`, or `x-api-key: KEY`. "
         f"The given key is valid, but it is {given}."
     )
 

@@ -275,7 +275,7 @@ async def test_an_error_has_anthropics_form_and_names_the_field(
     response = await gateway.post(PATH, message("a") | fields)
     body = response.json()
     assert (response.status_code, body["type"]) == (400, "error"), body
-    assert body["request_id"] == response.headers["x-request-id"]
+    assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
     error = body["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param), error
 
