@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepPlan, StepView
+from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView, StepPlan, StepView
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.seam.types import SpecMethod
@@ -70,7 +70,7 @@ class _Steps:
         self._lengths = {f"request-{i}": 200 + i for i in range(rows)}
         self._plan = StepPlan()
         for request_id in self._lengths:
-            self.planner.evidence.admit(request_id, RequestClass.GREEDY)
+            self.planner.measurements.admit(request_id, RequestClass.GREEDY)
 
     def view(self) -> StepView:
         """The next step's view."""
@@ -79,16 +79,18 @@ class _Steps:
 
     def outcome(self, plan: StepPlan) -> StepOutcome:
         """What the step does that verifies the plan before `plan`, and drafts `plan`."""
-        seen = [self._fate(r, m.proposer, m.num_speculative_tokens) for r, m in self._plan_drafts()]
+        seen = [
+            self._outcome(r, m.proposer, m.num_speculative_tokens) for r, m in self._plan_drafts()
+        ]
         emitted = len(self._lengths)
-        for fate in seen:
-            self._lengths[fate.request_id] += fate.accepted
-            emitted += fate.accepted
+        for outcome in seen:
+            self._lengths[outcome.request_id] += outcome.accepted
+            emitted += outcome.accepted
         for request_id in self._lengths:
             self._lengths[request_id] += 1
-        tokens = len(self._lengths) + sum(fate.verified for fate in seen)
+        tokens = len(self._lengths) + sum(outcome.verified for outcome in seen)
         for name, requests in plan.shadows.items():
-            seen.extend(self._fate(r, name, 5) for r in requests)
+            seen.extend(self._outcome(r, name, 5) for r in requests)
         self._plan = plan
         seconds = STEP_S + TOKEN_S * max(0, tokens - 4)
         noise = self._random.lognormvariate(0, 0.03)
@@ -103,7 +105,7 @@ class _Steps:
     def _plan_drafts(self) -> Iterator[tuple[str, SpecMethod]]:
         yield from self._plan.drafts.items()
 
-    def _fate(self, request_id: str, name: str, k: int) -> DraftFate:
+    def _outcome(self, request_id: str, name: str, k: int) -> DraftOutcome:
         proposer = next(i for i, traits in enumerate(PROPOSERS) if traits.name == name)
         found = whole = PROPOSERS[proposer].num_speculative_tokens
         if PROPOSERS[proposer].lookup:
@@ -111,7 +113,7 @@ class _Steps:
         verified, accepted = min(found, k), 0
         while accepted < verified and self._random.random() < ACCEPTED[proposer]:
             accepted += 1
-        return DraftFate(request_id, name, whole, found, verified, accepted)
+        return DraftOutcome(request_id, name, whole, found, verified, accepted)
 
     def _work(self, plan: StepPlan) -> Iterator[tuple[str, DraftTime]]:
         for traits in PROPOSERS:

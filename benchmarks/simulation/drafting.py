@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from benchmarks.simulation.costs import Clock
 from benchmarks.simulation.rows import Draft, Row
 from benchmarks.simulation.trace import Trace
-from engine_adapter.policies.contract import DraftFate, StepPlan
+from engine_adapter.policies.contract import DraftOutcome, StepPlan
 from engine_adapter.policies.proposers import DraftTime
 from engine_adapter.seam.types import SpecMethod
 
@@ -17,11 +17,12 @@ class Report:
 
     Attributes:
         work: each call of a proposer, by name.
-        fates: shadows that the step decided, and first proposers of which nothing is verified.
+        outcomes: of shadows that the step decided, and of first proposers of which nothing is
+            verified.
     """
 
     work: list[tuple[str, DraftTime]] = field(default_factory=list)
-    fates: list[DraftFate] = field(default_factory=list)
+    outcomes: list[DraftOutcome] = field(default_factory=list)
 
     def seconds_of(self, name: str) -> float:
         """The time of one proposer's calls."""
@@ -58,14 +59,14 @@ class Drafting:
         report = Report()
         by_id = {row.request_id: row for row in rows}
         for row in rows:
-            report.fates.extend(row.decided())
-        whole = {r: self._whole(m) if r in plan.keeps else m for r, m in plan.drafts.items()}
+            report.outcomes.extend(row.decided())
+        whole = {r: self._whole(m) if r in plan.verify_caps else m for r, m in plan.drafts.items()}
         empty = self._call_all(whole, by_id, computed, emitted, report)
         empty |= self._keep(plan, by_id, report)
         wanted = {r: method for r, method in plan.fallbacks.items() if r in empty}
-        report.fates.extend(draft.fate(r) for r, draft in empty.items() if not draft.found)
+        report.outcomes.extend(draft.outcome(r) for r, draft in empty.items() if not draft.found)
         missed = self._call_all(wanted, by_id, computed, emitted, report)
-        report.fates.extend(missed[r].fate(r) for r in missed)
+        report.outcomes.extend(missed[r].outcome(r) for r in missed)
         for name, requests in plan.shadows.items():
             self._shadow(name, [by_id[r] for r in requests if r in by_id], report)
         return report
@@ -76,17 +77,17 @@ class Drafting:
     def _keep(self, plan: StepPlan, rows: Mapping[str, Row], report: Report) -> dict[str, Draft]:
         """Cuts the drafts of lookups; returns those that are dropped, and lets them wait."""
         dropped = {}
-        for request_id, keeps in plan.keeps.items():
+        for request_id, verify_caps in plan.verify_caps.items():
             row = rows.get(request_id)
             draft = None if row is None else row.pending
             if row is None or draft is None:
                 continue
-            kept = min(keeps[draft.found], plan.drafts[request_id].num_speculative_tokens)
+            kept = min(verify_caps[draft.found], plan.drafts[request_id].num_speculative_tokens)
             row.pending = draft.cut(kept) if kept else None
             if not kept:
                 dropped[request_id] = draft.cut(0)
                 if draft.proposer in row.waiting:
-                    report.fates.append(dropped[request_id].fate(request_id))
+                    report.outcomes.append(dropped[request_id].outcome(request_id))
                 else:
                     row.waiting[draft.proposer] = draft
         return dropped
@@ -131,7 +132,7 @@ class Drafting:
             if draft.drafted:
                 row.waiting[name] = draft
             else:
-                report.fates.append(draft.fate(row.request_id))
+                report.outcomes.append(draft.outcome(row.request_id))
         self._work(name, drafts, 0, 0, report)
 
     def _work(

@@ -15,7 +15,7 @@ from benchmarks.simulation.result import Result, Step, main_method
 from benchmarks.simulation.rows import Row
 from benchmarks.simulation.trace import Trace, TracedRequest
 from benchmarks.simulation.workloads import Workload
-from engine_adapter.policies.contract import NO_PLAN, DraftFate, StepPlan, StepView
+from engine_adapter.policies.contract import NO_PLAN, DraftOutcome, StepPlan, StepView
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.seam.types import NONE, SpecMethod
 
@@ -64,7 +64,7 @@ class Simulation:
         self._method_of = method_of
         self._arrivals = Arrivals(workload)
         self._rows: dict[str, Row] = {}
-        self._seen: list[DraftFate] = []
+        self._seen: list[DraftOutcome] = []
         self._told_s: float | None = None
         self._late = late
         # What the planner has not learned yet, and the requests that ended in that step.
@@ -109,7 +109,7 @@ class Simulation:
         report = self._drafting.draft(plan, rows, computed, emitted)
         draft_s = sum(work.seconds for _, work in report.work)
         self.now_s += target_s + draft_s
-        self._seen.extend(report.fates)
+        self._seen.extend(report.outcomes)
         outcome = StepOutcome(
             drafts=self._seen,
             work=report.work,
@@ -154,7 +154,7 @@ class Simulation:
             row = Row(started.request_id, started.request, self._method_of(started.request))
             row.unread, row.arrived_s = started.request.prompt_tokens, started.at_s
             self._rows[row.request_id] = row
-            self.planner.evidence.admit(row.request_id, started.request.request_class)
+            self.planner.measurements.admit(row.request_id, started.request.request_class)
 
     def _end_rows(self) -> list[str]:
         """Removes the rows that ended; returns their requests."""
@@ -179,7 +179,7 @@ class Simulation:
             row.unread -= read[row.request_id]
             emitted = 0 if row.unread else 1
         elif row.pending is not None:
-            self._seen.append(row.pending.fate(row.request_id))
+            self._seen.append(row.pending.outcome(row.request_id))
             # The engine cuts what is beyond the answer's length.
             left = row.request.output_tokens - row.written
             emitted = min(1 + row.pending.accepted, left)
@@ -205,7 +205,7 @@ class Simulation:
         (outcome, ended), self._unseen = self._unseen, None
         self.planner.observe(outcome)
         for request_id in ended:
-            self.planner.evidence.free(request_id)
+            self.planner.measurements.free(request_id)
         guards = [state["guard"] for state in self.planner.states().values() if "guard" in state]
         self.result.suspensions = sum(guard["suspensions"] for guard in guards)
 

@@ -1,4 +1,4 @@
-"""The hindsight oracle: the best choice at every step, if every draft's fate were known.
+"""The hindsight oracle: the best choice at every step, if every draft's outcome were known.
 
 Before each step it knows, for each row and proposer, how many tokens the target will accept, and
 asks for exactly these, so it verifies no rejected token. It takes the proposers and lengths with

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field, replace
 
 from benchmarks.simulation.trace import TracedRequest
-from engine_adapter.policies.contract import DraftFate, RowView
+from engine_adapter.policies.contract import DraftOutcome, RowView
 from engine_adapter.seam.types import SpecMethod
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One draft that waits for its fate.
+    """One draft that waits for its outcome.
 
     Attributes:
         found: tokens that the proposer drafted.
@@ -24,9 +24,9 @@ class Draft:
     accepted: int
     start: int
 
-    def fate(self, request_id: str) -> DraftFate:
+    def outcome(self, request_id: str) -> DraftOutcome:
         """What the planner learns of it."""
-        return DraftFate(
+        return DraftOutcome(
             request_id, self.proposer, self.asked, self.found, self.drafted, self.accepted
         )
 
@@ -96,15 +96,15 @@ class Row:
         accepted = min(int(self.request.accepted[at, column]), drafted)
         return Draft(proposer, asked, drafted, drafted, accepted, self.written)
 
-    def decided(self) -> list[DraftFate]:
-        """The shadow drafts whose fate the row's tokens decide; they wait no longer."""
-        fates = []
+    def decided(self) -> list[DraftOutcome]:
+        """The shadow drafts whose outcome the row's tokens decide; they wait no longer."""
+        outcomes = []
         for name, draft in list(self.waiting.items()):
             known = self.written - draft.start
             if known >= draft.drafted or known > draft.accepted:
-                fates.append(draft.fate(self.request_id))
+                outcomes.append(draft.outcome(self.request_id))
                 del self.waiting[name]
-        return fates
+        return outcomes
 
     def catch_up(self, proposer: str, computed: int, emitted: int) -> tuple[int, int]:
         """A proposer with KV reads the row to its end.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_adapter.fake.sequence import FakeSequence
-from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepView
+from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView, StepView
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
@@ -35,7 +35,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class VerifiedDraft:
     """A draft after its step: `accepted` of the `drafted` tokens of a request's row."""
 
     request_id: str
@@ -83,20 +83,20 @@ class StepPlanning:
         """A proposer was loaded."""
         others = tuple(self._specs.values())
         self._specs[spec.name] = spec
-        self._planner.evidence.add_proposer(proposer_traits(spec, others))
+        self._planner.measurements.add_proposer(proposer_traits(spec, others))
 
     def unload(self, name: str) -> None:
         """A proposer was unloaded."""
         self._specs.pop(name, None)
-        self._planner.evidence.remove_proposer(name)
+        self._planner.measurements.remove_proposer(name)
 
     def admit(self, request: GenerationRequest) -> None:
         """A request begins."""
-        self._planner.evidence.admit(request.request_id, _request_class(request))
+        self._planner.measurements.admit(request.request_id, _request_class(request))
 
     def free(self, request_id: str) -> None:
         """A request ended."""
-        self._planner.evidence.free(request_id)
+        self._planner.measurements.free(request_id)
 
     def rows(self, running: Sequence[FakeSequence], num_waiting: int) -> list[Row]:
         """The rows of a step."""
@@ -130,9 +130,9 @@ class StepPlanning:
                 rows.append(Row(sequence, shadows=unseen))
             else:
                 k = method.num_speculative_tokens
-                if request_id in plan.keeps:
+                if request_id in plan.verify_caps:
                     whole = self._specs[method.proposer].num_speculative_tokens
-                    k = min(k, plan.keeps[request_id][whole])
+                    k = min(k, plan.verify_caps[request_id][whole])
                 if not k:
                     rows.append(Row(sequence, shadows=unseen))
                     continue
@@ -142,7 +142,7 @@ class StepPlanning:
     def observe(
         self,
         rows: Sequence[Row],
-        fates: Sequence[Fate],
+        outcomes: Sequence[VerifiedDraft],
         emitted: int,
         draft_seconds: Mapping[str, float],
         seconds: float,
@@ -162,7 +162,7 @@ class StepPlanning:
         drafted = sum(row.drafted for row in rows)
         return self._planner.observe(
             StepOutcome(
-                drafts=[self._fate(one) for one in fates if one.proposer in self._specs],
+                drafts=[self._outcome(one) for one in outcomes if one.proposer in self._specs],
                 work=work,
                 rows=len(rows),
                 tokens=len(rows) + drafted,
@@ -174,10 +174,10 @@ class StepPlanning:
             )
         )
 
-    def _fate(self, one: Fate) -> DraftFate:
-        """The fate of a draft for the planner: a proposer of this engine always has k tokens."""
+    def _outcome(self, one: VerifiedDraft) -> DraftOutcome:
+        """The outcome of a draft for the planner: a proposer of this engine always has k tokens."""
         whole = self._specs[one.proposer].num_speculative_tokens
-        return DraftFate(one.request_id, one.proposer, whole, whole, one.drafted, one.accepted)
+        return DraftOutcome(one.request_id, one.proposer, whole, whole, one.drafted, one.accepted)
 
 
 def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> ProposerTraits:

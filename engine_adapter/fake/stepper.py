@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from engine_adapter.fake.batch import Batch
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import FakeOptions
-from engine_adapter.fake.planning import Fate, Row, StepPlanning
+from engine_adapter.fake.planning import Row, StepPlanning, VerifiedDraft
 from engine_adapter.fake.sequence import FakeSequence, InjectedFault
 from engine_adapter.fake.tokens import accepted_drafts
 from engine_adapter.seam.config import HangPolicy
@@ -113,37 +113,39 @@ class Stepper:
         kind = _kind(rows)
         live = set(self._batch.running)
         verified: dict[str, ProposerCounts] = {}
-        fates: list[Fate] = []
+        outcomes: list[VerifiedDraft] = []
         for row in rows:
             if row.sequence not in live:
                 continue
             if self._has_fault(row.sequence, InjectedFault.FAIL):
                 self._fail(row.sequence, now_s)
                 continue
-            fates += self._shadow_fates(row)
+            outcomes += self._shadow_outcomes(row)
             counts = self._advance(row, now_s)
             before = verified.get(row.proposer)
             verified[row.proposer] = before + counts if before else counts
             if row.drafted:
                 request_id = row.sequence.request.request_id
-                fates.append(Fate(request_id, row.proposer, row.drafted, counts.accepted))
+                outcomes.append(
+                    VerifiedDraft(request_id, row.proposer, row.drafted, counts.accepted)
+                )
         self._metrics.on_step(verified)
         self.show_load()
-        self._report(rows, kind, verified, fates, now_s - began_s)
+        self._report(rows, kind, verified, outcomes, now_s - began_s)
 
     def _report(
         self,
         rows: Sequence[Row],
         kind: StepKind,
         verified: Mapping[str, ProposerCounts],
-        fates: Sequence[Fate],
+        outcomes: Sequence[VerifiedDraft],
         seconds: float,
     ) -> None:
         draft_seconds = self._draft_seconds(rows)
         drafting_s = self._options.fake_draft_token_ms * _longest(rows) / 1000
         policy = self._planning.observe(
             rows,
-            fates,
+            outcomes,
             sum(counts.emitted for counts in verified.values()),
             draft_seconds,
             max(seconds - drafting_s, 0.0),
@@ -162,9 +164,9 @@ class Stepper:
         )
         self._observer.on_step(report)
 
-    def _shadow_fates(self, row: Row) -> list[Fate]:
+    def _shadow_outcomes(self, row: Row) -> list[VerifiedDraft]:
         return [
-            Fate(
+            VerifiedDraft(
                 row.sequence.request.request_id,
                 proposer,
                 drafted,

@@ -55,7 +55,7 @@ _LOW, _HIGH = 0.01, 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class Cases:
+class DraftCases:
     """The kinds of drafts that can come: Q pairs of a proposer and a length.
 
     Attributes:
@@ -82,7 +82,7 @@ class AcceptanceModel:
         self._max_k = max_k
         classes = len(RequestClass)
         # How often a draft of each length came, and each position's verified and accepted tokens.
-        self._found = np.zeros((num_proposers, classes, max_k + 1))
+        self._length_counts = np.zeros((num_proposers, classes, max_k + 1))
         self._verified = np.zeros((num_proposers, classes, max_k + 1, max_k))
         self._accepted = np.zeros_like(self._verified)
         # How often a model ended a draft before each position, after all before it were accepted.
@@ -90,39 +90,40 @@ class AcceptanceModel:
         self.drafts = np.zeros((num_proposers, classes))
         self._stale_steps = 0
         # Of each slot and proposer: drafts by length, and accepted tokens, seen and predicted.
-        self._row_found = np.zeros((0, num_proposers, max_k + 1))
+        self._row_length_counts = np.zeros((0, num_proposers, max_k + 1))
         self._row_hits = np.zeros((0, num_proposers, 2))
         self._refresh()
 
     @property
     def _counts(self) -> tuple[Floats, ...]:
-        return self._found, self._verified, self._accepted, self._ends, self.drafts
+        return self._length_counts, self._verified, self._accepted, self._ends, self.drafts
 
     def grow(self, num_proposers: int, num_slots: int) -> None:
         """Makes room for more proposers, or for more live requests."""
         more = num_proposers - len(self.drafts)
         if more > 0:
-            self._found, self._verified, self._accepted, self._ends, self.drafts = (
-                np.concatenate((one, np.zeros((more, *one.shape[1:])))) for one in self._counts
+            self._length_counts, self._verified, self._accepted, self._ends, self.drafts = (
+                np.concatenate((counts, np.zeros((more, *counts.shape[1:]))))
+                for counts in self._counts
             )
             self._refresh()
         size = max(num_slots, len(self._row_hits)), num_proposers
         if size == self._row_hits.shape[:2]:
             return
-        self._row_found = _enlarged(self._row_found, size)
+        self._row_length_counts = _enlarged(self._row_length_counts, size)
         self._row_hits = _enlarged(self._row_hits, size)
 
     def forget_proposer(self, proposer: int) -> None:
         """Drops a proposer's counts: it was unloaded."""
         for counts in self._counts:
             counts[proposer] = 0
-        self._row_found[:, proposer] = 0
+        self._row_length_counts[:, proposer] = 0
         self._row_hits[:, proposer] = 0
         self._refresh()
 
     def start_row(self, slot: int) -> None:
         """A new request has the slot."""
-        self._row_found[slot] = 0
+        self._row_length_counts[slot] = 0
         self._row_hits[slot] = 0
 
     # -- observing -----------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class AcceptanceModel:
         verified: Ints,
         accepted: Ints,
         *,
-        ended: npt.NDArray[np.bool_] | None = None,
+        ended_early: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Takes N drafts that the target has read, or whose tokens it has written by itself.
 
@@ -145,8 +146,8 @@ class AcceptanceModel:
             proposer, kind: proposers by index, and classes of request, [N].
             length: tokens that were found, [N]; 0 where there was no draft.
             verified, accepted: tokens of each that were compared, and that agreed, [N].
-            ended: whether all agreed, and the proposer drafted no more although it was asked for
-                more, [N]; `None` if none did.
+            ended_early: whether all agreed, and the proposer drafted no more although it was asked
+                for more, [N]; `None` if none did.
         """
         # A row is compared with its class as it is now, also while nothing plans with it.
         self._freshen()
@@ -155,24 +156,26 @@ class AcceptanceModel:
         hit = position < accepted[:, None]
         predicted = (self._hazard[proposer, kind, length] * tried).sum(axis=1)
         # A row may have two drafts of one proposer in a step: one that was verified, and a miss.
-        self._row_found[slot, proposer] *= ROW_DECAY
+        self._row_length_counts[slot, proposer] *= ROW_DECAY
         self._row_hits[slot, proposer] *= ROW_DECAY
-        np.add.at(self._row_found, (slot, proposer, length), 1.0)
+        np.add.at(self._row_length_counts, (slot, proposer, length), 1.0)
         np.add.at(self._row_hits, (slot, proposer), np.stack((accepted, predicted), axis=1))
 
         changed = np.zeros_like(self.drafts)
         np.add.at(changed, (proposer, kind), 1)
         self.drafts += changed
         decay = np.where(changed > 0, CLASS_DECAY, 1.0)
-        self._found *= decay[:, :, None]
+        self._length_counts *= decay[:, :, None]
         self._verified *= decay[:, :, None, None]
         self._accepted *= decay[:, :, None, None]
         self._ends *= decay[:, :, None]
-        np.add.at(self._found, (proposer, kind, length), 1.0)
+        np.add.at(self._length_counts, (proposer, kind, length), 1.0)
         np.add.at(self._verified, (proposer, kind, length), tried)
         np.add.at(self._accepted, (proposer, kind, length), hit)
-        if ended is not None and ended.any():
-            np.add.at(self._ends, (proposer[ended], kind[ended], verified[ended]), 1.0)
+        if ended_early is not None and ended_early.any():
+            np.add.at(
+                self._ends, (proposer[ended_early], kind[ended_early], verified[ended_early]), 1.0
+            )
         self._stale_steps += 1
 
     def _freshen(self) -> None:
@@ -185,18 +188,18 @@ class AcceptanceModel:
         self._stale_steps = 0
         prior = np.zeros(self._max_k + 1)
         prior[0], prior[-1] = 1 - PRIOR_FOUND, PRIOR_FOUND
-        all_classes = self._found.sum(axis=1, keepdims=True)
+        all_classes = self._length_counts.sum(axis=1, keepdims=True)
         pooled = _share(all_classes, all_classes.sum(axis=2, keepdims=True), prior, 1.0)
         weight = (CLASS_WEIGHT * FADING**self.drafts)[:, :, None]
-        total = self._found.sum(axis=2, keepdims=True)
-        self._length = _share(self._found, total, pooled, weight)
+        total = self._length_counts.sum(axis=2, keepdims=True)
+        self._length = _share(self._length_counts, total, pooled, weight)
 
         by_class = self._accepted.sum(axis=2), self._verified.sum(axis=2)
         hits, trials = by_class[0].sum(axis=1), by_class[1].sum(axis=1)
         anyone = np.empty_like(hits)
-        before = np.full(len(hits), PRIOR_ACCEPTED)
+        previous = np.full(len(hits), PRIOR_ACCEPTED)
         for i in range(self._max_k):
-            before = anyone[:, i] = _share(hits[:, i], trials[:, i], before)
+            previous = anyone[:, i] = _share(hits[:, i], trials[:, i], previous)
         self._any_length = _share(*by_class, anyone[:, None])
         of_length = _share(
             self._accepted.sum(axis=1), self._verified.sum(axis=1), anyone[:, None, :]
@@ -208,22 +211,22 @@ class AcceptanceModel:
             by_class[1].sum(axis=1, keepdims=True),
         )
         usual = _share(drafted, drafted + ends, np.ones(1))
-        self._reach = np.multiply.accumulate(
+        self._p_reached = np.multiply.accumulate(
             _share(by_class[1], by_class[1] + self._ends, usual), axis=2
         )
 
     # -- looking ahead -------------------------------------------------------------------------
 
-    def chances(self, slots: Ints, kinds: Ints, cases: Cases) -> Floats:
+    def p_length(self, slots: Ints, kinds: Ints, cases: DraftCases) -> Floats:
         """The chance of each case for each row: [B, Q]."""
         self._freshen()
         proposer = cases.proposer
-        seen = self._row_found[slots[:, None], proposer, cases.length]
-        total = self._row_found[slots].sum(axis=2)[:, proposer]
+        seen = self._row_length_counts[slots[:, None], proposer, cases.length]
+        total = self._row_length_counts[slots].sum(axis=2)[:, proposer]
         usual = self._length[proposer, kinds[:, None], cases.length]
         return _share(seen, total, usual, LENGTHS_WEIGHT * FADING**total)
 
-    def survivals(self, slots: Ints, kinds: Ints, cases: Cases) -> Floats:
+    def p_accepted(self, slots: Ints, kinds: Ints, cases: DraftCases) -> Floats:
         """The chance that the target accepts each case up to each position: [B, Q, K]."""
         self._freshen()
         hits = self._row_hits[slots[:, None], cases.proposer]
@@ -231,14 +234,14 @@ class AcceptanceModel:
         hazard = self._hazard[cases.proposer, kinds[:, None], cases.length] * factor[:, :, None]
         return np.multiply.accumulate(np.clip(hazard, _LOW, _HIGH), axis=2)
 
-    def reach(self, kinds: Ints, cases: Cases) -> Floats:
+    def p_reached(self, kinds: Ints, cases: DraftCases) -> Floats:
         """The chance that each case is drafted up to each position, as far as asked: [B, Q, K].
 
         It is 1 for a proposer that ends no draft early.
         """
         self._freshen()
-        reach: Floats = self._reach[cases.proposer, kinds[:, None]]
-        return reach
+        p_reached: Floats = self._p_reached[cases.proposer, kinds[:, None]]
+        return p_reached
 
     def mean_rate(self, proposer: int, kind: int, k: int) -> float:
         """The share of accepted tokens among the k drafted, as the hazards predict it."""
@@ -264,14 +267,14 @@ class AcceptanceModel:
 
     def export(self, proposer: int) -> list[Any]:
         """A proposer's counts, as `restore` takes them."""
-        return [np.round(one[proposer], 4).tolist() for one in self._counts]
+        return [np.round(counts[proposer], 4).tolist() for counts in self._counts]
 
     def restore(self, proposer: int, exported: Sequence[Any]) -> None:
         """Takes the counts of a process before. Does nothing if they have another shape."""
-        arrays = [np.array(one, np.float64) for one in exported]
-        if [one.shape for one in arrays] == [one.shape[1:] for one in self._counts]:
-            for mine, given in zip(self._counts, arrays, strict=True):
-                mine[proposer] = given
+        arrays = [np.array(counts, np.float64) for counts in exported]
+        if [counts.shape for counts in arrays] == [counts.shape[1:] for counts in self._counts]:
+            for counts, restored in zip(self._counts, arrays, strict=True):
+                counts[proposer] = restored
             self._refresh()
 
 

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from engine_adapter.policies.contract import StepPlan, StepResult, StepView
-from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.goodput import GoodputParameters, GoodputPolicy
 from engine_adapter.policies.load import LoadPolicy, load_json, read_load
+from engine_adapter.policies.measurements import Measurements
 from engine_adapter.policies.names import (
     GOODPUT,
     LATENCY_FIRST,
@@ -51,19 +51,19 @@ class PolicyKind:
     """A policy of the catalog.
 
     Attributes:
-        read: the parameters of a JSON object, given the proposers' k and the primary proposer.
+        parse: the parameters of a JSON object, given the proposers' k and the primary proposer.
             Raises `PolicyError`.
         create: the policy with these parameters.
-        to_json: the parameters as a JSON object that `read` takes.
+        to_json: the parameters as a JSON object that `parse` takes.
     """
 
-    read: Callable[[Mapping[str, Any], Mapping[str, int], str | None], Any]
-    create: Callable[[Any, Evidence], PlanningPolicy]
+    parse: Callable[[Mapping[str, Any], Mapping[str, int], str | None], Any]
+    create: Callable[[Any, Measurements], PlanningPolicy]
     to_json: Callable[[Any], dict[str, Any]]
 
 
 def _numbers(kind: type) -> Callable[[Mapping[str, Any], Mapping[str, int], str | None], Any]:
-    return lambda given, known_ks, primary: read_parameters(kind, given)
+    return lambda raw, known_ks, primary: read_parameters(kind, raw)
 
 
 POLICIES: Mapping[str, PolicyKind] = {
@@ -79,12 +79,12 @@ assert set(POLICIES) == set(POLICY_NAMES)
 
 
 def read_policy(
-    name: str, given: Mapping[str, Any], known_ks: Mapping[str, int], primary: str | None
+    name: str, raw: Mapping[str, Any], known_ks: Mapping[str, int], primary: str | None
 ) -> Any:
     """The parameters of the policy `name`.
 
     Args:
-        given: a JSON object; what is left out has its default.
+        raw: a JSON object; what is left out has its default.
         known_ks: the k of every loaded proposer.
         primary: the primary proposer, if there is one; ignored if it is not loaded.
 
@@ -94,7 +94,7 @@ def read_policy(
     if name not in POLICIES:
         there_are = ", ".join(POLICY_NAMES)
         raise PolicyError("policy", f"{name[:80]!r} is unknown; there are {there_are}")
-    return POLICIES[name].read(given, known_ks, primary if primary in known_ks else None)
+    return POLICIES[name].parse(raw, known_ks, primary if primary in known_ks else None)
 
 
 def to_json(name: str, parameters: Any) -> dict[str, Any]:

@@ -28,19 +28,19 @@ class Choice:
     """Proposers and lengths for R rows.
 
     Attributes:
-        first, first_k: each row's proposer (an index into the outlook, or `NOTHING`) and k, [R].
-        keeps: if `first` is a lookup, how many tokens of a draft of each length are verified,
-            [R, K + 1].
-        second, second_k: as `first`, for a row where `first` finds nothing that is kept.
+        proposer, k: each row's proposer (an index into the forecast, or `NOTHING`) and its k, [R].
+        verify_caps: if `proposer` is a lookup, how many tokens of a draft of each length are
+            verified, [R, K + 1].
+        fallback, fallback_k: the same for a row where `proposer` finds nothing that is kept.
         rate: expected tokens per second, of all rows.
         price: the chance of acceptance that pays for one more verified token.
     """
 
-    first: Ints
-    first_k: Ints
-    keeps: Ints
-    second: Ints
-    second_k: Ints
+    proposer: Ints
+    k: Ints
+    verify_caps: Ints
+    fallback: Ints
+    fallback_k: Ints
     rate: float
     price: float
 
@@ -52,12 +52,12 @@ class Prices:
     Attributes:
         rate: tokens per second.
         token: the chance that pays for one more verified token.
-        shown: proposers that drafted in the plan before: they get `bonus` times their gain.
+        in_use: proposers that drafted in the plan before: they get `bonus` times their gain.
     """
 
     rate: float
     token: float
-    shown: frozenset[int] = frozenset()
+    in_use: frozenset[int] = frozenset()
     bonus: float = 1.0
 
 
@@ -68,11 +68,11 @@ class Chains:
     Attributes:
         lookups: the lookups, or `NOTHING`.
         values: of lookup and model together.
-        missed: the chance that nothing of the lookup is kept.
+        p_missed: the chance that nothing of the lookup is kept.
         gates: the lookup's drafts that gain no more are dropped.
     """
 
     lookups: Ints
     values: Floats
-    missed: Floats
+    p_missed: Floats
     gates: Floats

@@ -77,36 +77,36 @@ class StepPlan:
             that is kept.
         shadows: proposer -> the requests for which it drafts without verification. Its drafts are
             compared with the tokens that the target writes anyway.
-        keeps: request id -> how much of the lookup's draft is verified: of a draft of n tokens the
-            first `keeps[n]`, at most k. With 0 the draft is dropped as if nothing was found. The
-            lookup is asked for its whole k, so that n says how sure it is. Without an entry
-            everything is verified.
+        verify_caps: request id -> how much of the lookup's draft is verified: of a draft of n
+            tokens the first `verify_caps[n]`, at most k. With 0 the draft is dropped as if nothing
+            was found. The lookup is asked for its whole k, so that n says how sure it is. Without
+            an entry everything is verified.
     """
 
     drafts: Mapping[str, SpecMethod] = field(default_factory=dict)
     fallbacks: Mapping[str, SpecMethod] = field(default_factory=dict)
     shadows: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    keeps: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    verify_caps: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether any proposer is called."""
         return bool(self.drafts or self.shadows)
 
 
-class DraftFate(NamedTuple):
+class DraftOutcome(NamedTuple):
     """What became of a draft, of one row and one proposer.
 
     Attributes:
-        asked: the k that was asked for.
-        found: tokens that the proposer drafted; 0 if it found nothing.
+        requested_k: the k that was asked for.
+        drafted: tokens that the proposer drafted; 0 if it found nothing.
         verified: how many of them were compared with the target's.
         accepted: how many of these agreed, up to the first that differed.
     """
 
     request_id: str
     proposer: str
-    asked: int
-    found: int
+    requested_k: int
+    drafted: int
     verified: int
     accepted: int
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine_adapter.policies.contract import RowView
-from engine_adapter.policies.evidence import Evidence
+from engine_adapter.policies.measurements import Measurements
 from engine_adapter.seam.types import SpecMethod
 
 STALE_STEPS = 64
@@ -44,12 +44,12 @@ class Explorer:
     """Spends the budgets.
 
     Args:
-        evidence: what is known, and how old it is.
+        measurements: what is known, and how old it is.
         share: of the engine's time, for probes; as much again for shadows.
     """
 
-    def __init__(self, evidence: Evidence, share: float) -> None:
-        self._evidence = evidence
+    def __init__(self, measurements: Measurements, share: float) -> None:
+        self._measurements = measurements
         self._share = share
         self._probe_s = 0.0
         self._shadow_s = 0.0
@@ -68,36 +68,36 @@ class Explorer:
             rows: rows with room for drafts.
             in_use: proposers that draft in this step anyway.
         """
-        evidence = self._evidence
+        measurements = self._measurements
         self._turn += 1
         if not rows:
             return None
-        due = [i for i in evidence.candidates() if i not in in_use]
-        unproven = [i for i in due if not evidence.is_proven(i)]
+        unused = [i for i in measurements.candidates() if i not in in_use]
+        unproven = [i for i in unused if not measurements.is_proven(i)]
         if unproven:
             if self._turn % LEARNING_INTERVAL:
                 return None
             return self._probe_cheapest(rows, unproven[0], free=True)
-        stale = [i for i in due if evidence.age(i) >= STALE_STEPS]
+        stale = [i for i in unused if measurements.age(i) >= STALE_STEPS]
         if not stale:
             return None
-        return self._probe_cheapest(rows, max(stale, key=evidence.age), free=False)
+        return self._probe_cheapest(rows, max(stale, key=measurements.age), free=False)
 
     def _probe_cheapest(
         self, rows: Sequence[RowView], proposer: int, *, free: bool
     ) -> Probe | None:
         """A probe of the rows that lag least; `None` if the budget does not allow it."""
-        evidence = self._evidence
-        k = evidence.traits(proposer).num_speculative_tokens
-        times = evidence.draft_times[proposer]
+        measurements = self._measurements
+        k = measurements.traits(proposer).num_speculative_tokens
+        times = measurements.draft_times[proposer]
         if not free and times.seconds(1, k, k, 0) > self._probe_s:
             return None
-        lag = evidence.lags(rows, proposer)
+        lag = measurements.lags(rows, proposer)
         # A model's passes cost the same for a few rows as for one.
-        chosen = lag.argsort(kind="stable")[: max(1, min(PROBED_ROWS, len(rows) // 4))]
-        lengths = {rows[i].request_id: min(k, rows[i].limit) for i in chosen}
+        probed_rows = lag.argsort(kind="stable")[: max(1, min(PROBED_ROWS, len(rows) // 4))]
+        lengths = {rows[i].request_id: min(k, rows[i].limit) for i in probed_rows}
         count = len(lengths)
-        cost = times.seconds(count, k, count * k, float(lag[chosen].sum()))
+        cost = times.seconds(count, k, count * k, float(lag[probed_rows].sum()))
         if not free and cost > self._probe_s:
             return None
         self._probe_s = max(0.0, self._probe_s - cost)
@@ -113,13 +113,13 @@ class Explorer:
             rows: rows with room for drafts.
             drafts: request id -> what drafts first for it.
         """
-        evidence = self._evidence
+        measurements = self._measurements
         planned: dict[str, Sequence[str]] = {}
-        for proposer in evidence.candidates():
-            traits = evidence.traits(proposer)
+        for proposer in measurements.candidates():
+            traits = measurements.traits(proposer)
             if not traits.lookup:
                 continue
-            weights = evidence.draft_times[proposer].fit.weights
+            weights = measurements.draft_times[proposer].fit.weights
             count = int(self._shadow_s / max(float(weights[0] + weights[1]), 1e-6))
             if not count:
                 continue
@@ -127,8 +127,10 @@ class Explorer:
             turned = (
                 rows[(self._turn + i) % len(rows)].request_id for i in range(min(count, len(rows)))
             )
-            chosen = [r for r in turned if r not in drafts or drafts[r].proposer != traits.name]
-            if chosen:
-                planned[traits.name] = chosen
-                self._shadow_s -= float(weights[0] + weights[1] * len(chosen))
+            request_ids = [
+                r for r in turned if r not in drafts or drafts[r].proposer != traits.name
+            ]
+            if request_ids:
+                planned[traits.name] = request_ids
+                self._shadow_s -= float(weights[0] + weights[1] * len(request_ids))
         return planned

@@ -10,9 +10,9 @@ from typing import Any
 from engine_adapter.policies.choice import Chooser
 from engine_adapter.policies.choice_types import NOTHING, Choice, Load, Prices
 from engine_adapter.policies.contract import NO_PLAN, RowView, StepPlan, StepResult, StepView
-from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.explore import Explorer, Probe
 from engine_adapter.policies.guard import Guard, GuardParameters
+from engine_adapter.policies.measurements import Measurements
 from engine_adapter.policies.parameters import number
 from engine_adapter.seam.types import SpecMethod
 
@@ -50,10 +50,10 @@ class GoodputParameters:
 class GoodputPolicy:
     """Plans with a `Chooser`; see the module."""
 
-    def __init__(self, parameters: GoodputParameters, evidence: Evidence) -> None:
+    def __init__(self, parameters: GoodputParameters, measurements: Measurements) -> None:
         self.parameters = parameters
-        self._evidence = evidence
-        self._explorer = Explorer(evidence, parameters.probe_share)
+        self._measurements = measurements
+        self._explorer = Explorer(measurements, parameters.probe_share)
         self._guard = Guard(GuardParameters(parameters.guard_limit, parameters.guard_window))
         self._prices = Prices(0.0, 0.1)
         self._since_plain = 0
@@ -62,8 +62,8 @@ class GoodputPolicy:
         self._steps = self._choose_at = self._rank_at = 0
         self._models: list[int] = []
         # The rows of the last choice, and what was chosen for them.
-        self._known: set[str] = set()
-        self._chosen, self._longest = NO_PLAN, 0
+        self._known_rows: set[str] = set()
+        self._plan, self._longest = NO_PLAN, 0
         self._methods: dict[tuple[str, int], SpecMethod] = {}
 
     @property
@@ -76,30 +76,30 @@ class GoodputPolicy:
         rows = [row for row in view.rows if row.draft_budget > 0]
         self._steps += 1
         if self._guard.suspended or self._refresh_due():
-            self._chosen = NO_PLAN
+            self._plan = NO_PLAN
             self._choose_at = self._steps
         elif self._steps >= self._choose_at or self._rows_changed(rows):
             self._choose(rows, view)
-        chosen = self._chosen
-        if len(rows) < len(self._known) or any(row.limit < self._longest for row in rows):
-            chosen = self._within_limits(chosen, rows)
-        self._drafting = bool(chosen.drafts)
-        probe = self._explorer.probe(rows, self._prices.shown if chosen else frozenset())
+        plan = self._plan
+        if len(rows) < len(self._known_rows) or any(row.limit < self._longest for row in rows):
+            plan = self._within_limits(plan, rows)
+        self._drafting = bool(plan.drafts)
+        probe = self._explorer.probe(rows, self._prices.in_use if plan else frozenset())
         if probe is not None:
-            chosen = self._with_probe(chosen, probe)
-        return replace(chosen, shadows=self._explorer.shadows(rows, chosen.drafts))
+            plan = self._with_probe(plan, probe)
+        return replace(plan, shadows=self._explorer.shadows(rows, plan.drafts))
 
-    def _with_probe(self, chosen: StepPlan, probe: Probe) -> StepPlan:
+    def _with_probe(self, plan: StepPlan, probe: Probe) -> StepPlan:
         """The plan with a probe in place of what was chosen for its rows."""
         probed = {r: self._method(probe.proposer, k) for r, k in probe.lengths.items()}
-        fallbacks, keeps = dict(chosen.fallbacks), dict(chosen.keeps)
-        lookup = self._evidence.traits(probe.proposer).lookup
+        fallbacks, verify_caps = dict(plan.fallbacks), dict(plan.verify_caps)
+        lookup = self._measurements.traits(probe.proposer).lookup
         for request_id in probed:
-            keeps.pop(request_id, None)
+            verify_caps.pop(request_id, None)
             fallbacks.pop(request_id, None)
             if lookup:
-                keeps[request_id] = self._evidence.keep_all
-        return StepPlan({**chosen.drafts, **probed}, fallbacks, keeps=keeps)
+                verify_caps[request_id] = self._measurements.verify_all
+        return StepPlan({**plan.drafts, **probed}, fallbacks, verify_caps=verify_caps)
 
     def observe(self, step: StepResult) -> None:
         """Takes a step; see `PlanningPolicy.observe`."""
@@ -115,9 +115,9 @@ class GoodputPolicy:
             "expected_gain": round(self._gain, 3),
             "price": round(self._prices.token, 3),
             "drafting": sorted(
-                self._evidence.traits(i).name
-                for i in self._prices.shown
-                if i in self._evidence.loaded.values()
+                self._measurements.traits(i).name
+                for i in self._prices.in_use
+                if i in self._measurements.loaded.values()
             ),
             "probes": self._explorer.probes,
             "guard": self._guard.state(),
@@ -129,23 +129,23 @@ class GoodputPolicy:
 
     def _rows_changed(self, rows: Sequence[RowView]) -> bool:
         """Whether a row is new."""
-        return any(row.request_id not in self._known for row in rows)
+        return any(row.request_id not in self._known_rows for row in rows)
 
     def _choose(self, rows: Sequence[RowView], view: StepView) -> None:
         """Chooses for the rows until the next choice."""
         self._choose_at = self._steps + CHOICE_INTERVAL
-        self._known = {row.request_id for row in rows}
-        self._chosen = NO_PLAN
+        self._known_rows = {row.request_id for row in rows}
+        self._plan = NO_PLAN
         proposers = self._shortlist()
         if not rows or not proposers:
             # What drafted before may be unloaded; it is probed when it comes back.
-            self._prices, self._gain = replace(self._prices, shown=frozenset()), 1.0
+            self._prices, self._gain = replace(self._prices, in_use=frozenset()), 1.0
             return
         count = max(view.num_running, len(rows))
         context = float(sum(row.num_tokens for row in rows))
         load = Load(count, count + view.fixed_drafts, context)
-        outlook = self._evidence.outlook(rows, proposers)
-        chooser = Chooser(self._evidence, outlook, load, self._prices)
+        forecast = self._measurements.forecast(rows, proposers)
+        chooser = Chooser(self._measurements, forecast, load, self._prices)
         if self._steps >= self._rank_at:
             self._rank_at = self._steps + RANK_INTERVAL
             self._models = chooser.models_by_gain()[:MODELS]
@@ -155,10 +155,10 @@ class GoodputPolicy:
             self._prices = Prices(plain.rate, self._smoothed(plain.price))
             return
         self._assign(rows, proposers, best)
-        used = set(best.first.tolist()) | set(best.second.tolist())
-        shown = frozenset(proposers[j] for j in used - {NOTHING})
+        indices = set(best.proposer.tolist()) | set(best.fallback.tolist())
+        in_use = frozenset(proposers[j] for j in indices - {NOTHING})
         bonus = 1 + self.parameters.hysteresis
-        self._prices = Prices(best.rate, self._smoothed(best.price), shown, bonus)
+        self._prices = Prices(best.rate, self._smoothed(best.price), in_use, bonus)
 
     def _smoothed(self, price: float) -> float:
         """The mean of the price before and this one, so that the choice does not swing."""
@@ -166,11 +166,11 @@ class GoodputPolicy:
 
     def _shortlist(self) -> list[int]:
         """The proposers to choose from: all lookups, and the best of the others."""
-        evidence = self._evidence
-        proven = [i for i in evidence.candidates() if evidence.is_proven(i)]
+        measurements = self._measurements
+        proven = [i for i in measurements.candidates() if measurements.is_proven(i)]
         if self._steps >= self._rank_at:
             return proven
-        return [i for i in proven if evidence.traits(i).lookup or i in self._models]
+        return [i for i in proven if measurements.traits(i).lookup or i in self._models]
 
     def _pick(self, chooser: Chooser) -> Choice:
         return chooser.best()
@@ -179,35 +179,41 @@ class GoodputPolicy:
         """Notes each row's proposers and lengths."""
         drafts: dict[str, SpecMethod] = {}
         fallbacks: dict[str, SpecMethod] = {}
-        keeps: dict[str, Sequence[int]] = {}
-        columns = choice.first, choice.first_k, choice.keeps, choice.second, choice.second_k
-        for row, j, k, kept, second, second_k in zip(
+        verify_caps: dict[str, Sequence[int]] = {}
+        columns = (
+            choice.proposer,
+            choice.k,
+            choice.verify_caps,
+            choice.fallback,
+            choice.fallback_k,
+        )
+        for row, j, k, caps, fallback, fallback_k in zip(
             rows, *(column.tolist() for column in columns), strict=True
         ):
             if j == NOTHING:
                 continue
             drafts[row.request_id] = self._method(proposers[j], k)
-            if self._evidence.traits(proposers[j]).lookup:
-                keeps[row.request_id] = kept
-            if second != NOTHING:
-                fallbacks[row.request_id] = self._method(proposers[second], second_k)
-        self._chosen = StepPlan(drafts, fallbacks, keeps=keeps)
-        self._longest = int(max(choice.first_k.max(), choice.second_k.max()))
+            if self._measurements.traits(proposers[j]).lookup:
+                verify_caps[row.request_id] = caps
+            if fallback != NOTHING:
+                fallbacks[row.request_id] = self._method(proposers[fallback], fallback_k)
+        self._plan = StepPlan(drafts, fallbacks, verify_caps=verify_caps)
+        self._longest = int(max(choice.k.max(), choice.fallback_k.max()))
 
-    def _within_limits(self, chosen: StepPlan, rows: Sequence[RowView]) -> StepPlan:
+    def _within_limits(self, plan: StepPlan, rows: Sequence[RowView]) -> StepPlan:
         """What was chosen for these rows, with at most the tokens that each may have now."""
         drafts: dict[str, SpecMethod] = {}
         fallbacks: dict[str, SpecMethod] = {}
         for row in rows:
-            for methods, limited in ((chosen.drafts, drafts), (chosen.fallbacks, fallbacks)):
+            for methods, limited in ((plan.drafts, drafts), (plan.fallbacks, fallbacks)):
                 if method := methods.get(row.request_id):
                     k = min(method.num_speculative_tokens, row.limit)
                     limited[row.request_id] = self._named(method.proposer, k)
-        keeps = {r: kept for r, kept in chosen.keeps.items() if r in drafts}
-        return StepPlan(drafts, fallbacks, keeps=keeps)
+        verify_caps = {r: caps for r, caps in plan.verify_caps.items() if r in drafts}
+        return StepPlan(drafts, fallbacks, verify_caps=verify_caps)
 
     def _method(self, proposer: int, k: int) -> SpecMethod:
-        return self._named(self._evidence.traits(proposer).name, k)
+        return self._named(self._measurements.traits(proposer).name, k)
 
     def _named(self, name: str, k: int) -> SpecMethod:
         method = self._methods.get((name, k))

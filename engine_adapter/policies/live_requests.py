@@ -71,9 +71,9 @@ class LiveRequests:
     def mark_read(self, request_ids: Sequence[str], proposers: Ints) -> Floats:
         """Each proposer reads its row up to the noted length; returns the lags removed, [N]."""
         slots = [self._slots[request_id] for request_id in request_ids]
-        read, at = self._lengths[slots], (slots, proposers)
-        lag: Floats = read - self._read_upto[at]
-        self._read_upto[at] = read
+        lengths, entries = self._lengths[slots], (slots, proposers)
+        lag: Floats = lengths - self._read_upto[entries]
+        self._read_upto[entries] = lengths
         return lag
 
     def lags(self, rows: Sequence[RowView], slots: Ints, proposers: Ints) -> Floats:

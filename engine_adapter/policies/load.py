@@ -98,11 +98,13 @@ class LoadPolicy:
 
     def _method(self, running: int, waiting: int) -> SpecMethod:
         levels = self.parameters.levels
-        now = next(i for i, level in enumerate(levels) if level.holds(running, waiting))
+        level_index = next(i for i, level in enumerate(levels) if level.holds(running, waiting))
         below = levels[max(self.level - 1, 0)]
-        if now > self.level:
-            self.level, self._calm_steps = now, 0
-        elif now < self.level and below.holds(running, waiting, 1 - self.parameters.hysteresis):
+        if level_index > self.level:
+            self.level, self._calm_steps = level_index, 0
+        elif level_index < self.level and below.holds(
+            running, waiting, 1 - self.parameters.hysteresis
+        ):
             self._calm_steps += 1
             if self._calm_steps >= self.parameters.dwell_steps:
                 self.level, self._calm_steps = self.level - 1, 0
@@ -112,12 +114,12 @@ class LoadPolicy:
 
 
 def read_load(
-    given: Mapping[str, Any], known_ks: Mapping[str, int], primary: str | None
+    raw: Mapping[str, Any], known_ks: Mapping[str, int], primary: str | None
 ) -> LoadParameters:
     """The parameters of a JSON object.
 
     Args:
-        given: either `disable_by_batch_size` (plain decoding from that many running rows on) and
+        raw: either `disable_by_batch_size` (plain decoding from that many running rows on) and
             optionally `proposer`, or the levels by name; with both forms `hysteresis` and
             `dwell_steps`. A level without `proposer` has the primary one; `extreme` has none.
         known_ks: proposer -> its k.
@@ -127,26 +129,29 @@ def read_load(
         PolicyError: a field is unknown or cannot work.
     """
     damping = {"hysteresis": 0.25, "dwell_steps": 16}
-    known = (*LEVELS, *damping, "disable_by_batch_size", "proposer")
-    for name in given:
-        if name not in known:
-            raise PolicyError(name, f"unknown; the parameters are {', '.join(known)}")
-    check_number("hysteresis", given.get("hysteresis", 0.25), 0, 0.9, like=0.5)
-    check_number("dwell_steps", given.get("dwell_steps", 16), 0, 10_000)
-    if "disable_by_batch_size" in given:
-        raw = _shortest_form(given)
-    elif "proposer" in given:
+    parameter_names = (*LEVELS, *damping, "disable_by_batch_size", "proposer")
+    for name in raw:
+        if name not in parameter_names:
+            raise PolicyError(name, f"unknown; the parameters are {', '.join(parameter_names)}")
+    check_number("hysteresis", raw.get("hysteresis", 0.25), 0, 0.9, like=0.5)
+    check_number("dwell_steps", raw.get("dwell_steps", 16), 0, 10_000)
+    if "disable_by_batch_size" in raw:
+        raw_levels = _shortest_form(raw)
+    elif "proposer" in raw:
         raise PolicyError("proposer", "needs disable_by_batch_size; a level has its own proposer")
     else:
-        raw = {name: given[name] for name in LEVELS if name in given}
-        if not raw and primary is not None:
-            raw = {"light": {"max_running": DEFAULT_MAX_RUNNING}}
-    levels = [_read_level(name, raw.get(name, {}), known_ks, primary) for name in _present(raw)]
+        raw_levels = {name: raw[name] for name in LEVELS if name in raw}
+        if not raw_levels and primary is not None:
+            raw_levels = {"light": {"max_running": DEFAULT_MAX_RUNNING}}
+    levels = [
+        _read_level(name, raw_levels.get(name, {}), known_ks, primary)
+        for name in _present(raw_levels)
+    ]
     _check_order(levels)
     return LoadParameters(
         tuple(levels),
-        given.get("hysteresis", 0.25),
-        given.get("dwell_steps", 16),
+        raw.get("hysteresis", 0.25),
+        raw.get("dwell_steps", 16),
     )
 
 
@@ -165,15 +170,15 @@ def load_json(parameters: LoadParameters) -> dict[str, Any]:
     return {**levels, **damping}
 
 
-def _shortest_form(given: Mapping[str, Any]) -> dict[str, Any]:
+def _shortest_form(raw: Mapping[str, Any]) -> dict[str, Any]:
     for name in LEVELS:
-        if name in given:
+        if name in raw:
             raise PolicyError(name, "cannot be given together with disable_by_batch_size")
-    size = given["disable_by_batch_size"]
+    size = raw["disable_by_batch_size"]
     check_number("disable_by_batch_size", size, 2, MAX_COUNT)
     light = {"max_running": size - 1}
-    if "proposer" in given:
-        light["proposer"] = given["proposer"]
+    if "proposer" in raw:
+        light["proposer"] = raw["proposer"]
     return {"light": light, "extreme": {}}
 
 
@@ -188,15 +193,15 @@ def _read_level(name: str, raw: Any, known_ks: Mapping[str, int], primary: str |
     for key in raw:
         if key not in _LEVEL_FIELDS:
             raise PolicyError(f"{name}.{key}", f"unknown; there are {', '.join(_LEVEL_FIELDS)}")
-    last = name == "extreme"
+    is_extreme = name == "extreme"
     for key in ("max_running", "max_waiting"):
         if raw.get(key) is not None:
-            if last:
+            if is_extreme:
                 raise PolicyError(f"{name}.{key}", "extreme is every load above the other levels")
             check_number(f"{name}.{key}", raw[key], 0, MAX_COUNT)
-    if not last and raw.get("max_running") is None and raw.get("max_waiting") is None:
+    if not is_extreme and raw.get("max_running") is None and raw.get("max_waiting") is None:
         raise PolicyError(f"{name}.max_running", f"{name} needs max_running or max_waiting")
-    method = _read_method(name, raw, known_ks, NONE if last else primary)
+    method = _read_method(name, raw, known_ks, NONE if is_extreme else primary)
     return Level(name, method, raw.get("max_running"), raw.get("max_waiting"))
 
 

@@ -26,28 +26,30 @@ def number(default: float, low: float, high: float) -> Any:
     return field(default=default, metadata={"low": low, "high": high})
 
 
-def read_parameters(kind: type[P], given: Mapping[str, Any], path: str = "") -> P:
-    """The dataclass `kind` with the given values, and its defaults for the others.
+def read_parameters(kind: type[P], values: Mapping[str, Any], path: str = "") -> P:
+    """The dataclass `kind` with these values, and its defaults for the others.
 
     Every field of `kind` is made with `number`.
 
     Raises:
         PolicyError: a name is unknown, or a value is not a number within its limits.
     """
-    known = {known.name: known for known in fields(kind)}  # type: ignore[arg-type]
-    for name, value in given.items():
-        if name not in known:
-            there_are = ", ".join(known) or "none"
+    known_fields = {parameter.name: parameter for parameter in fields(kind)}  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in known_fields:
+            there_are = ", ".join(known_fields) or "none"
             raise PolicyError(f"{path}{name}", f"unknown; the parameters are {there_are}")
-        check_number(f"{path}{name}", value, **known[name].metadata, like=known[name].default)
-    return kind(**given)
+        check_number(
+            f"{path}{name}", value, **known_fields[name].metadata, like=known_fields[name].default
+        )
+    return kind(**values)
 
 
 def check_number(name: str, value: Any, low: float, high: float, like: Any = 1) -> None:
     """Raises `PolicyError` unless `value` is a number in [low, high], and an integer as `like`."""
-    whole = type(like) is int
-    kinds = (int,) if whole else (int, float)
+    is_integer = type(like) is int
+    kinds = (int,) if is_integer else (int, float)
     if type(value) not in kinds or not low <= value <= high:
-        what = "an integer" if whole else "a number"
-        shown = repr(value)[:80]
-        raise PolicyError(name, f"must be {what} in [{low}, {high}], got {shown}")
+        what = "an integer" if is_integer else "a number"
+        value_text = repr(value)[:80]
+        raise PolicyError(name, f"must be {what} in [{low}, {high}], got {value_text}")

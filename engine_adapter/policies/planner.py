@@ -1,8 +1,8 @@
 """The planner: the one object that the scheduler asks for every step's plan.
 
 Rows under a proposer follow it; rows under a policy follow that policy's plan. All feed one
-`Evidence`. Without a policy one step in `UNPLANNED_EVERY` does, so that a policy knows the traffic
-when it is switched on.
+`Measurements`. Without a policy one step in `UNPLANNED_EVERY` does, so that a policy knows the
+traffic when it is switched on.
 """
 
 import logging
@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from engine_adapter.policies.catalog import POLICIES, PlanningPolicy, read_policy
 from engine_adapter.policies.contract import (
-    DraftFate,
+    DraftOutcome,
     RowView,
     StepPlan,
     StepResult,
     StepView,
 )
-from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.fixed import FixedPolicy
+from engine_adapter.policies.measurements import Measurements
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import MAX_SECONDS, OUTLIER
 from engine_adapter.seam.counts import PolicyStep
@@ -63,7 +63,7 @@ class StepOutcome:
     """One step, after it ran.
 
     Attributes:
-        drafts: every draft whose fate the step decided; shadows are among them.
+        drafts: every draft whose outcome the step decided; shadows are among them.
         work: each call of a proposer in the step, by name.
         rows: rows of the step.
         tokens: tokens that the target read, drafts included.
@@ -75,7 +75,7 @@ class StepOutcome:
         notes: of the plan whose drafts `work` made. `None`: those of the newest plan.
     """
 
-    drafts: Sequence[DraftFate]
+    drafts: Sequence[DraftOutcome]
     work: Sequence[tuple[str, DraftTime]]
     rows: int
     tokens: int
@@ -105,7 +105,7 @@ class Planner:
         primary: the primary proposer, if there is one.
 
     Attributes:
-        evidence: what all policies have measured.
+        measurements: what all policies have measured.
         notes: of the newest plan. A caller that plans a step before it has observed the one before
             keeps them for the step's `StepOutcome`.
 
@@ -120,7 +120,7 @@ class Planner:
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         primary: str | None = None,
     ) -> None:
-        self.evidence = Evidence(proposers, max_k)
+        self.measurements = Measurements(proposers, max_k)
         self.notes = PlanNotes()
         self._fixed = FixedPolicy()
         self._primary = primary
@@ -130,14 +130,14 @@ class Planner:
         for name in POLICIES:
             self.set_policy(name, (parameters or {}).get(name, {}))
 
-    def set_policy(self, name: str, given: Mapping[str, Any]) -> None:
+    def set_policy(self, name: str, values: Mapping[str, Any]) -> None:
         """Replaces a policy by one with these parameters. Raises `PolicyError`."""
         ks = {
-            proposer: self.evidence.traits(i).num_speculative_tokens
-            for proposer, i in self.evidence.loaded.items()
+            proposer: self.measurements.traits(i).num_speculative_tokens
+            for proposer, i in self.measurements.loaded.items()
         }
-        parameters = read_policy(name, given, ks, self._primary)
-        policy = POLICIES[name].create(parameters, self.evidence)
+        parameters = read_policy(name, values, ks, self._primary)
+        policy = POLICIES[name].create(parameters, self.measurements)
         self._active[name] = _Active(policy, parameters)
 
     # -- plan ----------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ class Planner:
         try:
             if by_policy:
                 plan = self._with_policies(view, plan, by_policy)
-            self.evidence.note_lengths(view.rows)
-            self.notes.lag = self.evidence.mark_read(plan.drafts.items())
+            self.measurements.note_lengths(view.rows)
+            self.notes.lag = self.measurements.mark_read(plan.drafts.items())
         except Exception as error:
             self._contain(error)
         return plan
@@ -172,28 +172,34 @@ class Planner:
             log.error("a policy failed: its rows decode plainly", exc_info=error)
         self._error = described
         for name, active in self._active.items():
-            policy = POLICIES[name].create(active.parameters, self.evidence)
+            policy = POLICIES[name].create(active.parameters, self.measurements)
             self._active[name] = _Active(policy, active.parameters)
 
     def _with_policies(
         self, view: StepView, fixed: StepPlan, by_policy: Mapping[str, Sequence[RowView]]
     ) -> StepPlan:
-        drafts, keeps, fallbacks = dict(fixed.drafts), dict(fixed.keeps), dict(fixed.fallbacks)
+        drafts, verify_caps, fallbacks = (
+            dict(fixed.drafts),
+            dict(fixed.verify_caps),
+            dict(fixed.fallbacks),
+        )
         shadows: dict[str, list[str]] = {}
         decisions: dict[str, Mapping[str, int]] = {}
         for name, rows in by_policy.items():
             active = self._active[name]
-            taken = sum(method.num_speculative_tokens for method in drafts.values())
-            own = self._usable(active.policy.plan(replace(view, rows=rows, fixed_drafts=taken)))
-            drawn = Counter(method.proposer for method in own.drafts.values())
-            decisions[name] = {**drawn, NONE: len(rows) - drawn.total()}
-            drafts |= own.drafts
-            keeps |= own.keeps
-            fallbacks |= own.fallbacks
-            for proposer, requests in own.shadows.items():
+            num_drafts = sum(method.num_speculative_tokens for method in drafts.values())
+            policy_plan = self._usable(
+                active.policy.plan(replace(view, rows=rows, fixed_drafts=num_drafts))
+            )
+            counts = Counter(method.proposer for method in policy_plan.drafts.values())
+            decisions[name] = {**counts, NONE: len(rows) - counts.total()}
+            drafts |= policy_plan.drafts
+            verify_caps |= policy_plan.verify_caps
+            fallbacks |= policy_plan.fallbacks
+            for proposer, requests in policy_plan.shadows.items():
                 shadows.setdefault(proposer, []).extend(requests)
         self.notes.decisions = decisions
-        return StepPlan(drafts, fallbacks, shadows, keeps)
+        return StepPlan(drafts, fallbacks, shadows, verify_caps)
 
     def _usable(self, plan: StepPlan) -> StepPlan:
         """The plan without proposers that are unloaded or quarantined, and within each one's k.
@@ -201,9 +207,9 @@ class Planner:
         A policy's parameters may name a proposer that was unloaded since, or loaded again.
         """
         limits = {
-            name: self.evidence.traits(i).num_speculative_tokens
-            for name, i in self.evidence.loaded.items()
-            if name not in self.evidence.unavailable
+            name: self.measurements.traits(i).num_speculative_tokens
+            for name, i in self.measurements.loaded.items()
+            if name not in self.measurements.unavailable
         }
         methods = {*plan.drafts.values(), *plan.fallbacks.values()}
         if all(m.num_speculative_tokens <= limits.get(m.proposer, -1) for m in methods):
@@ -214,13 +220,13 @@ class Planner:
             if m.proposer in limits
         }
         fallbacks = {r: usable[m] for r, m in plan.fallbacks.items() if m in usable}
-        keeps = {r: kept for r, kept in plan.keeps.items() if plan.drafts[r] in usable}
+        verify_caps = {r: caps for r, caps in plan.verify_caps.items() if plan.drafts[r] in usable}
         drafts = {
             r: usable[m] if m in usable else fallbacks.pop(r)
             for r, m in plan.drafts.items()
             if m in usable or r in fallbacks
         }
-        return StepPlan(drafts, fallbacks, plan.shadows, keeps)
+        return StepPlan(drafts, fallbacks, plan.shadows, verify_caps)
 
     # -- observe -------------------------------------------------------------------------------
 
@@ -233,24 +239,24 @@ class Planner:
             return None
 
     def _learn(self, outcome: StepOutcome) -> PolicyStep | None:
-        evidence, notes = self.evidence, outcome.notes or self.notes
+        measurements, notes = self.measurements, outcome.notes or self.notes
         planning = {name: self._active[name].policy for name in notes.decisions}
         if not planning and not self._is_sample():
             return None
         if outcome.drafts:
-            evidence.observe_drafts(outcome.drafts)
-        evidence.observe_work(outcome.work, notes.lag)
+            measurements.observe_drafts(outcome.drafts)
+        measurements.observe_work(outcome.work, notes.lag)
         predicted = None
         # A clock that jumped gives no time that a policy could learn from.
         if not outcome.prefill and outcome.rows and 0 < outcome.seconds < MAX_SECONDS:
-            known = evidence.steps > 0
-            predicted = evidence.observe_step(
+            has_prediction = measurements.steps > 0
+            predicted = measurements.observe_step(
                 outcome.rows, outcome.tokens, outcome.context, outcome.seconds
             )
             self._observe_policies(
-                outcome, planning.values(), predicted if known else outcome.seconds
+                outcome, planning.values(), predicted if has_prediction else outcome.seconds
             )
-            predicted = predicted if known else None
+            predicted = predicted if has_prediction else None
         if not planning:
             return None
         return PolicyStep(
@@ -269,8 +275,8 @@ class Planner:
     def _observe_policies(
         self, outcome: StepOutcome, planning: Iterable[PlanningPolicy], predicted_s: float
     ) -> None:
-        plain_s = self.evidence.step_time.plain_seconds(outcome.rows, outcome.context)
-        drafting_s = sum(one.seconds for _, one in outcome.work)
+        plain_s = self.measurements.step_time.plain_seconds(outcome.rows, outcome.context)
+        drafting_s = sum(draft_time.seconds for _, draft_time in outcome.work)
         seconds = outcome.seconds + drafting_s
         usual = min(outcome.seconds, OUTLIER * predicted_s) + drafting_s
         result = StepResult(
@@ -287,8 +293,8 @@ class Planner:
 
     def snapshot(self) -> dict[str, Any]:
         """The evidence and the policies' states, as plain JSON; `restore` takes it."""
-        return {**self.evidence.snapshot(), "policies": self.states(), "error": self._error}
+        return {**self.measurements.snapshot(), "policies": self.states(), "error": self._error}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Takes the evidence of an engine process before this one."""
-        self.evidence.restore(snapshot)
+        self.measurements.restore(snapshot)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.policies.contract import RequestClass, StepPlan, StepResult, StepView
-from engine_adapter.policies.evidence import Evidence
 from engine_adapter.policies.explore import Explorer
+from engine_adapter.policies.measurements import Measurements
 from engine_adapter.policies.parameters import number
 from engine_adapter.seam.types import NONE, SpecMethod
 
@@ -36,10 +36,10 @@ class RankingParameters:
 class RankingPolicy(ABC):
     """Takes the proposer with the highest score; a subclass defines the score."""
 
-    def __init__(self, parameters: RankingParameters, evidence: Evidence) -> None:
+    def __init__(self, parameters: RankingParameters, measurements: Measurements) -> None:
         self.parameters = parameters
-        self._evidence = evidence
-        self._explorer = Explorer(evidence, parameters.probe_share)
+        self._measurements = measurements
+        self._explorer = Explorer(measurements, parameters.probe_share)
         self._current: int | None = None
 
     @property
@@ -53,7 +53,7 @@ class RankingPolicy(ABC):
 
     def plan(self, view: StepView) -> StepPlan:
         """The best proposer for every row."""
-        evidence = self._evidence
+        measurements = self._measurements
         rows = [row for row in view.rows if row.draft_budget > 0]
         if not rows:
             return StepPlan()
@@ -64,16 +64,20 @@ class RankingPolicy(ABC):
         probe = self._explorer.probe(rows, in_use)
         drafts = {}
         if self._current is not None:
-            traits = evidence.traits(self._current)
+            traits = measurements.traits(self._current)
             for row in rows:
                 k = min(traits.num_speculative_tokens, row.limit)
                 drafts[row.request_id] = SpecMethod(traits.name, k)
         if probe is not None:
-            name = evidence.traits(probe.proposer).name
+            name = measurements.traits(probe.proposer).name
             drafts |= {request: SpecMethod(name, k) for request, k in probe.lengths.items()}
-        lookups = {t.name for t in map(evidence.traits, evidence.candidates()) if t.lookup}
-        keeps = {r: evidence.keep_all for r, method in drafts.items() if method.proposer in lookups}
-        return StepPlan(drafts, shadows=self._explorer.shadows(rows, drafts), keeps=keeps)
+        lookups = {t.name for t in map(measurements.traits, measurements.candidates()) if t.lookup}
+        verify_caps = {
+            r: measurements.verify_all for r, method in drafts.items() if method.proposer in lookups
+        }
+        return StepPlan(
+            drafts, shadows=self._explorer.shadows(rows, drafts), verify_caps=verify_caps
+        )
 
     def observe(self, step: StepResult) -> None:
         """Takes a step: the budgets of probes and shadows grow."""
@@ -81,12 +85,16 @@ class RankingPolicy(ABC):
 
     def state(self) -> dict[str, Any]:
         """The proposer in use."""
-        known = self._current in self._evidence.loaded.values()
-        name = self._evidence.traits(self._current) if known and self._current is not None else None
+        is_loaded = self._current in self._measurements.loaded.values()
+        name = (
+            self._measurements.traits(self._current)
+            if is_loaded and self._current is not None
+            else None
+        )
         return {"proposer": NONE if name is None else name.name}
 
     def _best(self, kind: RequestClass) -> int | None:
-        evidence = self._evidence
+        measurements = self._measurements
         able = [i for i in self._able() if self._first_accepted(i, kind)]
         if not able:
             return None
@@ -95,14 +103,14 @@ class RankingPolicy(ABC):
         current = self._current
         if current in scores and scores[current] * (1 + self.parameters.hysteresis) >= scores[best]:
             return current
-        return best if evidence.is_proven(best) else None
+        return best if measurements.is_proven(best) else None
 
     def _able(self) -> Sequence[int]:
-        evidence = self._evidence
-        return [i for i in evidence.candidates() if evidence.is_proven(i)]
+        measurements = self._measurements
+        return [i for i in measurements.candidates() if measurements.is_proven(i)]
 
     def _first_accepted(self, proposer: int, kind: RequestClass) -> bool:
-        rate = self._evidence.acceptance.mean_rate(proposer, kind, 1)
+        rate = self._measurements.acceptance.mean_rate(proposer, kind, 1)
         return rate >= self.parameters.min_acceptance
 
 
@@ -111,8 +119,8 @@ class QualityFirstPolicy(RankingPolicy):
 
     def score(self, proposer: int, request_class: RequestClass) -> float:
         """The expected share of accepted tokens among its k, where it finds a draft."""
-        k = self._evidence.traits(proposer).num_speculative_tokens
-        return self._evidence.acceptance.mean_rate(proposer, request_class, k)
+        k = self._measurements.traits(proposer).num_speculative_tokens
+        return self._measurements.acceptance.mean_rate(proposer, request_class, k)
 
 
 class LatencyFirstPolicy(RankingPolicy):
@@ -120,6 +128,6 @@ class LatencyFirstPolicy(RankingPolicy):
 
     def score(self, proposer: int, request_class: RequestClass) -> float:
         """Drafted tokens per second, for one row."""
-        k = self._evidence.traits(proposer).num_speculative_tokens
-        seconds = self._evidence.draft_times[proposer].seconds(1, k, k, 0)
+        k = self._measurements.traits(proposer).num_speculative_tokens
+        seconds = self._measurements.draft_times[proposer].seconds(1, k, k, 0)
         return k / max(seconds, 1e-9)

@@ -148,7 +148,7 @@ class Engine(Protocol):
 
     @property
     def evidence(self) -> Mapping[str, Any]:
-        """What the policies have measured, some seconds ago; see `Evidence.snapshot`."""
+        """What the policies have measured, some seconds ago; see `Measurements.snapshot`."""
         ...
 
     async def set_policy(self, name: str, parameters: Mapping[str, Any]) -> PolicyInfo:

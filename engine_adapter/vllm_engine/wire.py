@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from engine_adapter.policies.contract import DraftFate
+from engine_adapter.policies.contract import DraftOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import min_confidence
@@ -193,9 +193,9 @@ class DraftReport:
         fallbacks: requests for which the plan's second proposer was called.
         drafted: request id -> tokens that wait for verification, of drafts that the scheduler does
             not get, since they are made late.
-        found: request id -> tokens of its draft before the plan cut it.
+        full_lengths: request id -> tokens of its draft before the plan cut it.
         dropped: requests whose first draft the plan dropped.
-        fates: drafts whose fate the step decided without verification: shadows and dropped ones.
+        outcomes: of drafts that the step decided without verification: shadows and dropped ones.
         constraint_times: request id -> CPU seconds of its constraint's matcher, and its calls.
         unread: what `complete` calls.
     """
@@ -207,16 +207,16 @@ class DraftReport:
     work: list[tuple[str, DraftTime]] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     drafted: dict[str, int] = field(default_factory=dict)
-    found: dict[str, int] = field(default_factory=dict)
+    full_lengths: dict[str, int] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
-    fates: list[DraftFate] = field(default_factory=list)
+    outcomes: list[DraftOutcome] = field(default_factory=list)
     constraint_times: dict[str, tuple[float, int]] = field(default_factory=dict)
     unread: list[Callable[[], None]] = field(default_factory=list)
 
     def complete(self) -> None:
         """Takes what only the device can tell; waits for drafts that are not made late."""
-        for read in self.unread:
-            read()
+        for read_device in self.unread:
+            read_device()
         self.unread.clear()
 
     def __getstate__(self) -> object:

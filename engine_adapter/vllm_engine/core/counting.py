@@ -64,17 +64,17 @@ class RowDraft:
 
     Attributes:
         proposer: drafts it, or has drafted it.
-        asked: the k that was asked for; 0 if none was, or if the plan dropped the draft.
+        requested_k: the k that was asked for; 0 if none was, or if the plan dropped the draft.
         fallback: the method that drafts where nothing of `proposer` is kept.
-        found: tokens that were drafted before the plan cut them, if it may cut them.
+        full_length: tokens that were drafted before the plan cut them, if it may cut them.
         places: the most tokens that may wait for verification, if they are made late.
         drafted: tokens that wait for verification, if the scheduler did not get them itself.
     """
 
     proposer: str = NONE
-    asked: int = 0
+    requested_k: int = 0
     fallback: SpecMethod | None = None
-    found: int | None = None
+    full_length: int | None = None
     places: int = 0
     drafted: int = 0
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine_adapter.policies.contract import (
     NO_PLAN,
-    DraftFate,
+    DraftOutcome,
     RequestClass,
     RowView,
     StepPlan,
@@ -66,8 +66,8 @@ class RowTable:
         self._newest = PlannedDrafts()
         self._last_end_s = 0.0
         self._next_snapshot = time.monotonic() + SNAPSHOT_INTERVAL_S
-        # For the planner: the fates of drafts, and tokens that the rows of the step emitted.
-        self._fates: list[DraftFate] = []
+        # For the planner: the outcomes of drafts, and tokens that the rows of the step emitted.
+        self._draft_outcomes: list[DraftOutcome] = []
         self._emitted = 0
         # Requests that ended; the planner forgets them when it has seen their last drafts.
         self._ended: list[str] = []
@@ -97,8 +97,8 @@ class RowTable:
         self._rows[request_id] = RowState(method, params.pinned, streams_stats, request_class)
         if request_id in self._ended:
             self._ended.remove(request_id)
-            self.planner.evidence.free(request_id)
-        self.planner.evidence.admit(request_id, request_class)
+            self.planner.measurements.free(request_id)
+        self.planner.measurements.admit(request_id, request_class)
         self.num_drafting += method.num_speculative_tokens > 0
 
     def free(self, request_id: str) -> dict[str, Any] | None:
@@ -150,7 +150,7 @@ class RowTable:
         """
         for request_id in resumed:
             self._rows[request_id].draft = None  # all its drafts were dropped
-            self.planner.evidence.requests.forget_reads(request_id)
+            self.planner.measurements.requests.forget_reads(request_id)
         step = self._scheduled[-1]
         if not scheduled and self._drafts_late:
             return NO_PLAN  # nothing runs: the report on the newest drafts comes with a later step
@@ -159,7 +159,7 @@ class RowTable:
         step.planned = self.num_drafting > 0
         plan = NO_PLAN
         if step.planned:
-            self.planner.evidence.unavailable = self.quarantine.names
+            self.planner.measurements.unavailable = self.quarantine.names
             views = self._views(step, scheduled, requests, undrafted)
             plan = self.planner.plan(StepView(views, len(scheduled), num_waiting))
             self._newest = self._drafts_of(plan)
@@ -178,11 +178,11 @@ class RowTable:
         if self._drafts_late:
             for draft in drafts.values():
                 other = draft.fallback.num_speculative_tokens if draft.fallback else 0
-                draft.places = max(draft.asked, other)
+                draft.places = max(draft.requested_k, other)
         planned = PlannedDrafts(drafts, self.planner.notes)
-        for request_id in plan.keeps:  # the lookup is asked for its whole k
+        for request_id in plan.verify_caps:  # the lookup is asked for its whole k
             draft = planned.by_request[request_id]
-            draft.asked = self.planner.evidence.k_of(draft.proposer)
+            draft.requested_k = self.planner.measurements.k_of(draft.proposer)
         return planned
 
     def _end_drafts(
@@ -199,8 +199,10 @@ class RowTable:
 
     def _miss(self, request_id: str, draft: RowDraft) -> None:
         """Notes that a proposer found nothing, if it was asked."""
-        if draft.asked:
-            self._fates.append(DraftFate(request_id, draft.proposer, draft.asked, 0, 0, 0))
+        if draft.requested_k:
+            self._draft_outcomes.append(
+                DraftOutcome(request_id, draft.proposer, draft.requested_k, 0, 0, 0)
+            )
 
     def draft_places(self, request_id: str) -> int:
         """The most tokens that the newest plan may draft for a request."""
@@ -255,14 +257,14 @@ class RowTable:
         if drafting.faults:
             now_s = time.monotonic()
             self._tally.quarantined = self.quarantine.record_faults(drafting.faults, now_s)
-        self._fates.extend(drafting.fates)
+        self._draft_outcomes.extend(drafting.outcomes)
         by_request = drafts.by_request
-        for request_id, found in drafting.found.items():
+        for request_id, found in drafting.full_lengths.items():
             if draft := by_request.get(request_id):
-                draft.found = found
+                draft.full_length = found
         for request_id in drafting.dropped:
-            if draft := by_request.get(request_id):  # its fate comes with those of the shadows
-                draft.asked = 0
+            if draft := by_request.get(request_id):  # its outcome comes with those of the shadows
+                draft.requested_k = 0
         for request_id in drafting.fallbacks:
             self._fall_back(request_id, drafts)
         for request_id, drafted in drafting.drafted.items():
@@ -275,9 +277,12 @@ class RowTable:
         if draft is None or draft.fallback is None or request_id not in self._rows:
             return
         self._miss(request_id, draft)
-        draft.proposer, draft.asked = draft.fallback.proposer, draft.fallback.num_speculative_tokens
-        draft.found = None
-        drafts.notes.add_lag(self.planner.evidence.mark_read([(request_id, draft.fallback)]))
+        draft.proposer, draft.requested_k = (
+            draft.fallback.proposer,
+            draft.fallback.num_speculative_tokens,
+        )
+        draft.full_length = None
+        drafts.notes.add_lag(self.planner.measurements.mark_read([(request_id, draft.fallback)]))
 
     def num_drafted(self, request_id: str) -> int:
         """How many drafts of a request the counted step verifies, if they are made late."""
@@ -287,9 +292,11 @@ class RowTable:
     def count_verified(self, request_id: str, drafted: int, accepted: int) -> None:
         """Counts a row's verified drafts for the proposer that drafted them."""
         draft = self._step.verified[request_id]
-        length = drafted if draft.found is None else draft.found
+        length = drafted if draft.full_length is None else draft.full_length
         name = draft.proposer
-        self._fates.append(DraftFate(request_id, name, draft.asked, length, drafted, accepted))
+        self._draft_outcomes.append(
+            DraftOutcome(request_id, name, draft.requested_k, length, drafted, accepted)
+        )
         self._rows[request_id].tallies[name].add_verified(drafted, accepted)
         self._tally.tallies[name].add_verified(drafted, accepted)
 
@@ -308,25 +315,25 @@ class RowTable:
             ready_s: when its tokens were there, by `time.perf_counter`; `None` is now.
         """
         ended, self._ended = self._ended, []
-        fates, self._fates = self._fates, []
+        outcomes, self._draft_outcomes = self._draft_outcomes, []
         end_s = time.perf_counter() if ready_s is None else ready_s
         # A step that was scheduled early has run since the one before it ended.
         seconds = end_s - max(self._step.started_s, self._last_end_s)
         self._last_end_s = end_s
-        if self._step.planned or fates:
-            self._observe(fates, size, seconds)
+        if self._step.planned or outcomes:
+            self._observe(outcomes, size, seconds)
         self._tally.kind, self._tally.seconds = size.kind, seconds
         for request_id in ended:
-            self.planner.evidence.free(request_id)
+            self.planner.measurements.free(request_id)
 
-    def _observe(self, fates: Sequence[DraftFate], size: StepSize, seconds: float) -> None:
+    def _observe(self, outcomes: Sequence[DraftOutcome], size: StepSize, seconds: float) -> None:
         """Lets the planner learn from the step, and takes its reports."""
         step, tally = self._step, self._tally
         work = tally.drafting.work
         drafting_s = sum(one.seconds for _, one in work)
         tally.policy = self.planner.observe(
             StepOutcome(
-                drafts=fates,
+                drafts=outcomes,
                 work=work,
                 rows=size.rows,
                 tokens=size.tokens,

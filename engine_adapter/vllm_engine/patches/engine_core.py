@@ -31,12 +31,12 @@ def specgate_switch(core: Any, proposer: str, k: int, epoch: int) -> None:
 
 def specgate_add_proposer(core: Any, fields: dict[str, Any]) -> None:
     """Lets policies choose a proposer that was loaded; `fields` are of its `ProposerTraits`."""
-    core.scheduler.row_table.planner.evidence.add_proposer(ProposerTraits(**fields))
+    core.scheduler.row_table.planner.measurements.add_proposer(ProposerTraits(**fields))
 
 
 def specgate_remove_proposer(core: Any, name: str) -> None:
     """Forgets a proposer that is unloaded, and its faults, so that a reload starts without them."""
-    core.scheduler.row_table.planner.evidence.remove_proposer(name)
+    core.scheduler.row_table.planner.measurements.remove_proposer(name)
     core.scheduler.row_table.quarantine.clear_faults(name)
 
 

@@ -163,7 +163,7 @@ class ProposerDispatch:
         self._compare_shadows()
         for name, batch in self._batches_of(self._asked(plan), step):
             drafts = self._measured(name, batch)
-            if plan.keeps:
+            if plan.verify_caps:
                 drafts = cut_drafts(plan, name, batch, drafts, self._shadows, report)
             merged.set(batch.rows, drafts)
         if plan.fallbacks:
@@ -174,10 +174,10 @@ class ProposerDispatch:
 
     def _asked(self, plan: StepPlan) -> Mapping[str, SpecMethod]:
         """What each row's first proposer is asked for: its whole k if the plan cuts its draft."""
-        if not plan.keeps:
+        if not plan.verify_caps:
             return plan.drafts
         asked = dict(plan.drafts)
-        for request_id in plan.keeps:
+        for request_id in plan.verify_caps:
             name = asked[request_id].proposer
             if name in self.host.proposers:
                 asked[request_id] = SpecMethod(name, self.host.k_of(name))
@@ -221,7 +221,7 @@ class ProposerDispatch:
         known = self._runner.input_batch
         index, lengths = known.req_id_to_index, known.num_tokens_no_spec
         rows = ((r, row, int(lengths[row])) for r, row in index.items())
-        self._report.fates.extend(self._shadows.compare(rows, known.token_ids_cpu))
+        self._report.outcomes.extend(self._shadows.compare(rows, known.token_ids_cpu))
 
     def _draft_shadows(self, shadows: Mapping[str, Sequence[str]], step: TargetStep) -> None:
         """Makes new shadow drafts."""
@@ -241,7 +241,7 @@ class ProposerDispatch:
                     drafts = self._measured(name, batch)
                 finally:
                     self._in_shadow = False
-                self._report.fates.extend(self._shadows.add(name, batch, drafts.tokens))
+                self._report.outcomes.extend(self._shadows.add(name, batch, drafts.tokens))
 
     def _batches_of(
         self, methods: Mapping[str, SpecMethod], step: TargetStep
@@ -318,10 +318,10 @@ class ProposerDispatch:
         return min(limit, model.max_model_len) if model else limit
 
     def _record_fault(
-        self, name: str, error: Exception, report: DraftReport, fate: str = "are dropped"
+        self, name: str, error: Exception, report: DraftReport, effect: str = "are dropped"
     ) -> None:
         """Reports a fault, and what becomes of the drafts. One that repeats is logged once."""
         fault = report.faults[name] = describe_error(error)
         if self._last_fault.get(name) != fault:
             self._last_fault[name] = fault
-            log.error("proposer %s failed: its drafts %s", name, fate, exc_info=error)
+            log.error("proposer %s failed: its drafts %s", name, effect, exc_info=error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.policies.contract import DraftFate
+from engine_adapter.policies.contract import DraftOutcome
 from engine_adapter.proposers.batch import DraftBatch
 
 
@@ -19,7 +19,7 @@ class _Waiting:
     """A draft for the tokens of a row from `start` on."""
 
     start: int
-    asked: int
+    requested_k: int
     tokens: Sequence[int]
 
 
@@ -38,16 +38,16 @@ class ShadowDrafts:
 
     def add(
         self, proposer: str, batch: DraftBatch, drafts: Sequence[Sequence[int]]
-    ) -> list[DraftFate]:
-        """Takes the drafts of a batch; returns the fates that are known: nothing was found."""
-        fates = []
+    ) -> list[DraftOutcome]:
+        """Takes the drafts of a batch; returns the outcomes that are known: nothing was found."""
+        outcomes = []
         for i, tokens in enumerate(drafts):
-            asked = int(batch.k[i])
+            requested_k = int(batch.k[i])
             if tokens:
                 self.keep(proposer, batch, i, tokens)
-            elif asked:
-                fates.append(DraftFate(batch.request_ids[i], proposer, asked, 0, 0, 0))
-        return fates
+            elif requested_k:
+                outcomes.append(DraftOutcome(batch.request_ids[i], proposer, requested_k, 0, 0, 0))
+        return outcomes
 
     def keep(self, proposer: str, batch: DraftBatch, i: int, tokens: Sequence[int]) -> None:
         """Lets the draft of the batch's row `i` wait."""
@@ -57,8 +57,8 @@ class ShadowDrafts:
 
     def compare(
         self, rows: Iterable[tuple[str, int, int]], token_ids: npt.NDArray[np.int32]
-    ) -> list[DraftFate]:
-        """The fates that the rows' tokens decide.
+    ) -> list[DraftOutcome]:
+        """The outcomes that the rows' tokens decide.
 
         Args:
             rows: request id, the row in the batch, and its committed tokens.
@@ -67,7 +67,7 @@ class ShadowDrafts:
         if not self._waiting:
             return []
         known = {request_id: (row, length) for request_id, row, length in rows}
-        fates = []
+        outcomes = []
         for key, draft in list(self._waiting.items()):
             if key[0] not in known:
                 continue
@@ -80,9 +80,9 @@ class ShadowDrafts:
             agreed = len(same) if same.all() else int(same.argmin())
             if agreed < len(same) or agreed == len(draft.tokens):
                 length = len(draft.tokens)
-                fates.append(DraftFate(*key, draft.asked, length, length, agreed))
+                outcomes.append(DraftOutcome(*key, draft.requested_k, length, length, agreed))
                 del self._waiting[key]
-        return fates
+        return outcomes
 
     def forget_proposer(self, name: str) -> None:
         """Drops the drafts of a proposer that is unloaded."""

@@ -239,4 +239,4 @@ def without_requests(plan: StepPlan, ended: Set[str]) -> StepPlan:
         return {id_: value for id_, value in by_request.items() if id_ not in ended}
 
     shadows = {name: [id_ for id_ in ids if id_ not in ended] for name, ids in plan.shadows.items()}
-    return StepPlan(rest(plan.drafts), rest(plan.fallbacks), shadows, rest(plan.keeps))
+    return StepPlan(rest(plan.drafts), rest(plan.fallbacks), shadows, rest(plan.verify_caps))

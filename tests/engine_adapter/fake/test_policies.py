@@ -153,7 +153,7 @@ async def test_ended_requests_are_forgotten(start: StartEngine) -> None:
     await stream.aclose()
     # A forgotten id can be used again.
     await run(harness, make_request("left", SpecMethod("goodput", 4), max_tokens=5))
-    assert harness.engine._planning._planner.evidence.requests._slots == {}
+    assert harness.engine._planning._planner.measurements.requests._slots == {}
 
 
 def test_the_targets_own_mtp_layers_are_not_a_lookup() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine_adapter.policies.acceptance import AcceptanceModel, Cases, Floats, Ints
+from engine_adapter.policies.acceptance import AcceptanceModel, DraftCases, Floats, Ints
 from engine_adapter.policies.contract import RequestClass
 
 GREEDY, SAMPLED = RequestClass.GREEDY, RequestClass.SAMPLED
@@ -45,14 +45,16 @@ def hazards(
     made: AcceptanceModel, slot: int = 0, kind: RequestClass = GREEDY, length: int = K
 ) -> Floats:
     """The chance of each position, given that those before it were accepted."""
-    cases = Cases(index(0), index(length))
-    survival = made.survivals(index(slot), index(kind), cases)[0, 0]
-    return survival / np.concatenate(([1.0], survival[:-1]))
+    cases = DraftCases(index(0), index(length))
+    p_accepted = made.p_accepted(index(slot), index(kind), cases)[0, 0]
+    return p_accepted / np.concatenate(([1.0], p_accepted[:-1]))
 
 
 def chance(made: AcceptanceModel, length: int, slot: int = 0) -> float:
     """The chance of a draft of this length."""
-    return float(made.chances(index(slot), index(GREEDY), Cases(index(0), index(length)))[0, 0])
+    return float(
+        made.p_length(index(slot), index(GREEDY), DraftCases(index(0), index(length)))[0, 0]
+    )
 
 
 @pytest.mark.parametrize("asked", [1, 2, 4])

@@ -207,7 +207,7 @@ def test_the_proposer_in_use_may_be_unloaded_in_the_middle(policy: str) -> None:
     simulation = Simulation(trace, workload, lambda _: method(policy))
     while simulation.step():
         if len(simulation.result.steps) == 400:
-            simulation.planner.evidence.remove_proposer("eagle3")
+            simulation.planner.measurements.remove_proposer("eagle3")
     after = simulation.result.steps[401:]
     assert all(step.method != "eagle3" for step in after)
     best = run(trace, workload, "draft").tokens_per_s

@@ -7,8 +7,8 @@ import pytest
 
 from engine_adapter.policies.choice import Chooser
 from engine_adapter.policies.choice_types import NOTHING, Load, Prices
-from engine_adapter.policies.contract import DraftFate, RequestClass, RowView
-from engine_adapter.policies.evidence import Evidence
+from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView
+from engine_adapter.policies.measurements import Measurements
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.seam.types import SpecMethod
 
@@ -24,10 +24,12 @@ PROPOSERS = (LOOKUP, MODEL)
 NO_LAG = np.zeros(0)
 
 
-def evidence(seed: int, rows: int, model: ProposerTraits = MODEL) -> tuple[Evidence, list[RowView]]:
+def measurements(
+    seed: int, rows: int, model: ProposerTraits = MODEL
+) -> tuple[Measurements, list[RowView]]:
     """Two proposers with random qualities and costs, and rows that differ."""
     random = np.random.default_rng(seed)
-    known = Evidence((LOOKUP, model), 3)
+    known = Measurements((LOOKUP, model), 3)
     views = [RowView(f"r{i}", SpecMethod("goodput", 3), 100, 50) for i in range(rows)]
     for view in views:
         known.admit(view.request_id, RequestClass.GREEDY)
@@ -43,7 +45,7 @@ def evidence(seed: int, rows: int, model: ProposerTraits = MODEL) -> tuple[Evide
                 if model.ends_early and traits is MODEL:
                     found = int(random.integers(0, k + 1))
                 accepted = int(np.logical_and.accumulate(hits[:found]).sum())
-                seen.append(DraftFate(view.request_id, traits.name, k, found, found, accepted))
+                seen.append(DraftOutcome(view.request_id, traits.name, k, found, found, accepted))
         known.observe_drafts(seen)
         known.observe_work([("lookup", DraftTime(2e-5, rows, 3, 3 * rows, 0))], NO_LAG)
         k = int(random.integers(1, 3))
@@ -54,18 +56,18 @@ def evidence(seed: int, rows: int, model: ProposerTraits = MODEL) -> tuple[Evide
 
 
 def expected_rate(
-    known: Evidence, views: list[RowView], plan: tuple[tuple[int, int], ...]
+    known: Measurements, views: list[RowView], plan: tuple[tuple[int, int], ...]
 ) -> float:
     """Tokens per second of a plan: for each row the proposer (an index, or -1) and k."""
-    outlook = known.outlook(views, [0, 1])
+    forecast = known.forecast(views, [0, 1])
     tokens, drafted, seconds = float(len(views)), 0.0, 0.0
     for row, (j, k) in enumerate(plan):
         if j >= 0:
-            for case in np.flatnonzero(outlook.cases.proposer == j):
-                chance, length = outlook.chance[row, case], outlook.cases.length[case]
+            for case in np.flatnonzero(forecast.cases.proposer == j):
+                chance, length = forecast.p_length[row, case], forecast.cases.length[case]
                 kept = min(k, length)
-                reach = outlook.reach[row, case, :kept]
-                tokens += float(chance * (reach * outlook.survival[row, case, :kept]).sum())
+                reach = forecast.p_reached[row, case, :kept]
+                tokens += float(chance * (reach * forecast.p_accepted[row, case, :kept]).sum())
                 drafted += float(chance * reach.sum())
     for j in (0, 1):
         ks = [k for at, k in plan if at == j and k]
@@ -83,35 +85,35 @@ def test_the_choice_is_near_the_best_of_all_proposers_and_lengths(
 ) -> None:
     missed = []
     for seed in range(30):
-        known, views = evidence(seed, rows, model)
+        known, views = measurements(seed, rows, model)
         options = [(-1, 0), *((0, k) for k in (1, 2, 3)), *((1, k) for k in (1, 2))]
         best = max(expected_rate(known, views, plan) for plan in product(options, repeat=rows))
         rate, token = best, 0.3
         for _ in range(6):  # prices of the plan before, as the policy has them
             load = Load(rows, rows, 50.0 * rows)
-            chooser = Chooser(known, known.outlook(views, [0, 1]), load, Prices(rate, token))
+            chooser = Chooser(known, known.forecast(views, [0, 1]), load, Prices(rate, token))
             choice = chooser.best()
             rate, token = choice.rate, 0.5 * (token + choice.price)
-        columns = choice.first.tolist(), choice.first_k.tolist()
+        columns = choice.proposer.tolist(), choice.k.tolist()
         got = expected_rate(known, views, tuple(zip(*columns, strict=True)))
         # A fallback is beyond the brute force: it may only make the choice better.
-        missed.append(1 - max(got, choice.rate if (choice.second >= 0).any() else 0) / best)
+        missed.append(1 - max(got, choice.rate if (choice.fallback >= 0).any() else 0) / best)
     assert max(missed) <= 4 * TOLERANCE
     assert sum(missed) / len(missed) <= TOLERANCE
 
 
 def test_plain_decoding_is_chosen_where_nothing_is_accepted() -> None:
-    known, views = evidence(0, 2)
+    known, views = measurements(0, 2)
     for _ in range(300):
         known.observe_drafts(
             [
-                DraftFate(v.request_id, t.name, t.num_speculative_tokens, 2, 2, 0)
+                DraftOutcome(v.request_id, t.name, t.num_speculative_tokens, 2, 2, 0)
                 for v in views
                 for t in PROPOSERS
             ]
         )
     load = Load(2, 2, 100.0)
-    chooser = Chooser(known, known.outlook(views, [0, 1]), load, Prices(60.0, 0.3))
+    chooser = Chooser(known, known.forecast(views, [0, 1]), load, Prices(60.0, 0.3))
     assert chooser.best().rate <= chooser.plain().rate * 1.02
 
 
@@ -121,7 +123,7 @@ def test_plain_decoding_is_chosen_where_nothing_is_accepted() -> None:
 def with_lengths(model_rate: float, call_s: float, rows: int = 1) -> Chooser:
     """A lookup whose drafts of 3 tokens are right, and those of 1 token mostly wrong."""
     random = np.random.default_rng(0)
-    known = Evidence(PROPOSERS, 3)
+    known = Measurements(PROPOSERS, 3)
     views = [RowView(f"r{i}", SpecMethod("goodput", 3), 100, 50) for i in range(rows)]
     for view in views:
         known.admit(view.request_id, RequestClass.GREEDY)
@@ -132,8 +134,8 @@ def with_lengths(model_rate: float, call_s: float, rows: int = 1) -> Chooser:
         for view in views:
             known.observe_drafts(
                 [
-                    DraftFate(view.request_id, "lookup", 3, found, found, found * good),
-                    DraftFate(view.request_id, "model", 2, 2, 2, passed),
+                    DraftOutcome(view.request_id, "lookup", 3, found, found, found * good),
+                    DraftOutcome(view.request_id, "model", 2, 2, 2, passed),
                 ]
             )
         known.observe_work([("lookup", DraftTime(2e-5, rows, 3, 3 * rows, 0))], NO_LAG)
@@ -141,16 +143,16 @@ def with_lengths(model_rate: float, call_s: float, rows: int = 1) -> Chooser:
         tokens = rows + step % (3 * rows + 1)
         known.observe_step(rows, tokens, 50.0 * rows, 0.02 + 2e-4 * tokens)
     load = Load(rows, rows, 50.0 * rows)
-    return Chooser(known, known.outlook(views, [0, 1]), load, Prices(80.0, 0.05))
+    return Chooser(known, known.forecast(views, [0, 1]), load, Prices(80.0, 0.05))
 
 
 def test_a_short_draft_is_dropped_for_the_model_and_a_long_one_is_kept() -> None:
     choice = with_lengths(model_rate=0.9, call_s=0.002).best()
-    assert (choice.first[0], choice.second[0]) == (0, 1)
-    assert choice.keeps[0].tolist() == [0, 0, 0, 3]
+    assert (choice.proposer[0], choice.fallback[0]) == (0, 1)
+    assert choice.verify_caps[0].tolist() == [0, 0, 0, 3]
 
 
 def test_a_model_that_costs_more_than_it_gains_does_not_replace_a_short_draft() -> None:
     choice = with_lengths(model_rate=0.9, call_s=0.2).best()
-    assert (choice.first[0], choice.second[0]) == (0, NOTHING)
-    assert choice.keeps[0, 3] == 3
+    assert (choice.proposer[0], choice.fallback[0]) == (0, NOTHING)
+    assert choice.verify_caps[0, 3] == 3

@@ -111,29 +111,29 @@ def test_no_proposers_at_all_is_plain_decoding(policy: str) -> None:
 
 def test_an_unloaded_proposer_is_not_planned_and_the_policy_plans_without_it(policy: str) -> None:
     traffic = learned(policy)
-    traffic.evidence.remove_proposer("draft")
+    traffic.measurements.remove_proposer("draft")
     assert "draft" not in drafted_names(traffic.steps(100))
 
 
 def test_every_proposer_may_be_unloaded_while_the_policy_runs(policy: str) -> None:
     traffic = learned(policy)
     for traits in PROPOSERS:
-        traffic.evidence.remove_proposer(traits.name)
+        traffic.measurements.remove_proposer(traits.name)
         traffic.steps(3)
     assert not drafted_names(traffic.steps(20))
 
 
 def test_quarantined_proposers_are_not_planned(policy: str) -> None:
     traffic = learned(policy)
-    traffic.evidence.unavailable = frozenset({"ngram", "draft"})
+    traffic.measurements.unavailable = frozenset({"ngram", "draft"})
     assert not drafted_names(traffic.steps(100)) & {"ngram", "draft"}
 
 
 def test_all_proposers_quarantined_is_plain_decoding_and_they_come_back(policy: str) -> None:
     traffic = learned(policy)
-    traffic.evidence.unavailable = frozenset(traits.name for traits in PROPOSERS)
+    traffic.measurements.unavailable = frozenset(traits.name for traits in PROPOSERS)
     assert not drafted_names(traffic.steps(50))
-    traffic.evidence.unavailable = frozenset()
+    traffic.measurements.unavailable = frozenset()
     assert drafted_names(traffic.steps(200))
 
 
@@ -141,15 +141,15 @@ def test_all_proposers_quarantined_is_plain_decoding_and_they_come_back(policy: 
 def test_a_proposer_loaded_later_is_tried(policy: str) -> None:
     traffic = learned(policy)
     late = ProposerTraits("late", 4)
-    traffic.evidence.add_proposer(late)
+    traffic.measurements.add_proposer(late)
     traffic.ks["late"] = 4
     assert "late" in drafted_names(traffic.steps(100))
 
 
 def test_a_proposer_loaded_again_under_its_name_is_planned_within_its_new_k(policy: str) -> None:
     traffic = learned(policy)
-    traffic.evidence.remove_proposer("draft")
-    traffic.evidence.add_proposer(ProposerTraits("draft", 2))
+    traffic.measurements.remove_proposer("draft")
+    traffic.measurements.add_proposer(ProposerTraits("draft", 2))
     for plan in traffic.steps(100):
         ks = [m.num_speculative_tokens for m in plan.drafts.values() if m.proposer == "draft"]
         assert max(ks, default=0) <= 2

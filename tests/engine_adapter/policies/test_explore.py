@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from engine_adapter.policies.evidence import PROVEN_DRAFTS
 from engine_adapter.policies.explore import STALE_STEPS, Explorer
+from engine_adapter.policies.measurements import PROVEN_DRAFTS
 from engine_adapter.policies.names import GOODPUT
 from tests.engine_adapter.policies.traffic import CALL_S, STEP_S, Traffic
 
@@ -21,7 +21,7 @@ def proven(rows: int = 2) -> Traffic:
 
 def test_a_proposer_that_never_drafted_is_probed_without_a_budget() -> None:
     traffic = Traffic(GOODPUT)
-    explorer = Explorer(traffic.evidence, 0.0)
+    explorer = Explorer(traffic.measurements, 0.0)
     rows = traffic.view().rows
     assert any(explorer.probe(rows, frozenset()) for _ in range(2))
 
@@ -29,24 +29,24 @@ def test_a_proposer_that_never_drafted_is_probed_without_a_budget() -> None:
 def test_every_selectable_proposer_is_proven_soon() -> None:
     traffic = Traffic(GOODPUT)
     traffic.steps(40 + 8 * PROVEN_DRAFTS)
-    evidence = traffic.evidence
-    assert all(evidence.is_proven(i) for i in evidence.candidates())
+    measurements = traffic.measurements
+    assert all(measurements.is_proven(i) for i in measurements.candidates())
 
 
 def test_probes_cost_at_most_their_share() -> None:
     traffic = proven()
-    explorer = Explorer(traffic.evidence, SHARE)
+    explorer = Explorer(traffic.measurements, SHARE)
     names = Counter[int]()
     for _ in range(4000):
-        traffic.evidence.steps += 1
+        traffic.measurements.steps += 1
         explorer.earn(STEP_S)
         probe = explorer.probe(traffic.view().rows, frozenset())
         names.update([probe.proposer] if probe else [])
-    times = traffic.evidence.draft_times
+    times = traffic.measurements.draft_times
     spent = sum(
         count * times[i].seconds(1, k, k, 0)
         for i, count in names.items()
-        for k in [traffic.evidence.traits(i).num_speculative_tokens]
+        for k in [traffic.measurements.traits(i).num_speculative_tokens]
     )
     assert names
     assert spent <= SHARE * 4000 * STEP_S
@@ -54,25 +54,25 @@ def test_probes_cost_at_most_their_share() -> None:
 
 def test_without_a_budget_nothing_that_is_proven_is_probed() -> None:
     traffic = proven()
-    traffic.evidence.steps += 10 * STALE_STEPS
-    explorer = Explorer(traffic.evidence, 0.0)
+    traffic.measurements.steps += 10 * STALE_STEPS
+    explorer = Explorer(traffic.measurements, 0.0)
     assert not any(explorer.probe(traffic.view().rows, frozenset()) for _ in range(100))
 
 
 def test_fresh_evidence_and_proposers_in_use_are_not_probed() -> None:
     traffic = proven()
-    explorer = Explorer(traffic.evidence, 0.2)
+    explorer = Explorer(traffic.measurements, 0.2)
     for _ in range(100):
         explorer.earn(STEP_S)
-    everything = frozenset(traffic.evidence.candidates())
-    traffic.evidence.steps += 10 * STALE_STEPS
+    everything = frozenset(traffic.measurements.candidates())
+    traffic.measurements.steps += 10 * STALE_STEPS
     assert explorer.probe(traffic.view().rows, everything) is None
 
 
 def test_a_probe_reads_the_rows_that_lag_least_and_fits_their_budget() -> None:
     traffic = proven(8)
-    traffic.evidence.steps += 10 * STALE_STEPS
-    explorer = Explorer(traffic.evidence, 0.2)
+    traffic.measurements.steps += 10 * STALE_STEPS
+    explorer = Explorer(traffic.measurements, 0.2)
     for _ in range(2000):
         explorer.earn(STEP_S)
     rows = {row.request_id: row for row in traffic.view().rows}
@@ -82,7 +82,7 @@ def test_a_probe_reads_the_rows_that_lag_least_and_fits_their_budget() -> None:
 
 def test_shadows_are_for_lookups_only_and_not_where_they_draft_anyway() -> None:
     traffic = proven(4)
-    explorer = Explorer(traffic.evidence, 0.2)
+    explorer = Explorer(traffic.measurements, 0.2)
     explorer.earn(10 * CALL_S)
     view = traffic.view()
     drafts = traffic.planner.plan(view).drafts
@@ -94,7 +94,7 @@ def test_shadows_are_for_lookups_only_and_not_where_they_draft_anyway() -> None:
 @pytest.mark.parametrize("rows", [1, 5])
 def test_every_row_has_its_turn_in_the_shadow(rows: int) -> None:
     traffic = proven(rows)
-    explorer = Explorer(traffic.evidence, 0.001)
+    explorer = Explorer(traffic.measurements, 0.001)
     seen: set[str] = set()
     for _ in range(400):
         explorer.earn(STEP_S)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepView
+from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView, StepView
 from engine_adapter.policies.goodput import GoodputPolicy
 from engine_adapter.policies.names import GOODPUT, LATENCY_FIRST
 from engine_adapter.policies.parameters import PolicyError
@@ -11,7 +11,7 @@ from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.policies.traffic import MAX_K, PROPOSERS, Traffic
 
 
-def outcome(planner: Planner, drafts: list[DraftFate]) -> None:
+def outcome(planner: Planner, drafts: list[DraftOutcome]) -> None:
     planner.observe(StepOutcome(drafts, [], 2, 2, 100.0, 2, bool(drafts), False, 0.03))
 
 
@@ -19,7 +19,7 @@ def test_a_pinned_row_keeps_its_proposer_beside_rows_of_a_policy() -> None:
     traffic = Traffic(GOODPUT)
     traffic.steps(100)
     rows = [*traffic.view().rows, RowView("pinned", SpecMethod("medusa", 3), 2)]
-    traffic.evidence.admit("pinned", RequestClass.GREEDY)
+    traffic.measurements.admit("pinned", RequestClass.GREEDY)
     for _ in range(20):
         plan = traffic.planner.plan(StepView(rows, len(rows)))
         assert plan.drafts["pinned"] == SpecMethod("medusa", 2)
@@ -27,8 +27,8 @@ def test_a_pinned_row_keeps_its_proposer_beside_rows_of_a_policy() -> None:
 
 def test_rows_under_proposers_alone_are_planned_as_they_say() -> None:
     planner = Planner(PROPOSERS, MAX_K)
-    planner.evidence.admit("a", RequestClass.GREEDY)
-    planner.evidence.admit("b", RequestClass.SAMPLED)
+    planner.measurements.admit("a", RequestClass.GREEDY)
+    planner.measurements.admit("b", RequestClass.SAMPLED)
     rows = [RowView("a", SpecMethod("ngram", 5), 9), RowView("b", SpecMethod("draft", 4), 0)]
     plan = planner.plan(StepView(rows, 2))
     assert plan.drafts == {"a": SpecMethod("ngram", 5), "b": SpecMethod("draft", 0)}
@@ -38,25 +38,25 @@ def test_rows_under_proposers_alone_are_planned_as_they_say() -> None:
 
 def test_pinned_rows_are_evidence_for_the_policies() -> None:
     planner = Planner(PROPOSERS, MAX_K)
-    planner.evidence.admit("a", RequestClass.GREEDY)
+    planner.measurements.admit("a", RequestClass.GREEDY)
     for _ in range(50 * UNPLANNED_EVERY):
         planner.plan(StepView([RowView("a", SpecMethod("ngram", 5), 90, 50)], 1))
-        outcome(planner, [DraftFate("a", "ngram", 5, 5, 5, 5)])
-    index = planner.evidence.loaded["ngram"]
-    assert planner.evidence.is_proven(index)
-    assert planner.evidence.acceptance.mean_rate(index, RequestClass.GREEDY, 5) > 0.8
-    assert planner.evidence.steps == planner.evidence.acceptance.drafts.sum() == 50
+        outcome(planner, [DraftOutcome("a", "ngram", 5, 5, 5, 5)])
+    index = planner.measurements.loaded["ngram"]
+    assert planner.measurements.is_proven(index)
+    assert planner.measurements.acceptance.mean_rate(index, RequestClass.GREEDY, 5) > 0.8
+    assert planner.measurements.steps == planner.measurements.acceptance.drafts.sum() == 50
 
 
 def test_every_step_of_a_policy_is_learned_from() -> None:
     traffic = Traffic(GOODPUT)
     traffic.steps(50)
-    assert traffic.evidence.steps == 50
+    assert traffic.measurements.steps == 50
 
 
 def test_the_catch_up_of_a_step_that_is_not_learned_from_is_not_counted_later() -> None:
     planner = Planner(PROPOSERS, MAX_K)
-    planner.evidence.admit("a", RequestClass.GREEDY)
+    planner.measurements.admit("a", RequestClass.GREEDY)
     lags = []
     for i in range(UNPLANNED_EVERY + 1):
         # The first proposer reads 100 tokens in its first step, then 4 in each.
@@ -69,12 +69,12 @@ def test_the_catch_up_of_a_step_that_is_not_learned_from_is_not_counted_later() 
 
 def test_drafts_of_ended_requests_and_unloaded_proposers_are_ignored() -> None:
     planner = Planner(PROPOSERS, MAX_K)
-    planner.evidence.admit("a", RequestClass.GREEDY)
-    planner.evidence.remove_proposer("draft")
-    planner.evidence.free("a")
+    planner.measurements.admit("a", RequestClass.GREEDY)
+    planner.measurements.remove_proposer("draft")
+    planner.measurements.free("a")
     seen = ("a", "ngram", 5), ("b", "draft", 4), ("b", "gone", 1)
-    outcome(planner, [DraftFate(r, name, k, k, k, k) for r, name, k in seen])
-    assert planner.evidence.acceptance.drafts.sum() == 0
+    outcome(planner, [DraftOutcome(r, name, k, k, k, k) for r, name, k in seen])
+    assert planner.measurements.acceptance.drafts.sum() == 0
 
 
 def test_two_policies_plan_their_own_rows_and_report_their_own_decisions() -> None:
@@ -104,7 +104,7 @@ def test_a_bad_parameter_leaves_the_old_policy() -> None:
 def test_a_step_with_prefill_says_nothing_of_the_step_time() -> None:
     planner = Planner(PROPOSERS, MAX_K)
     planner.observe(StepOutcome([], [], 1, 900, 900.0, 1, False, True, 0.9))
-    assert planner.evidence.step_time.fit.samples == 0
+    assert planner.measurements.step_time.fit.samples == 0
 
 
 def test_a_fault_in_a_policy_costs_drafts_and_no_request(
@@ -113,7 +113,7 @@ def test_a_fault_in_a_policy_costs_drafts_and_no_request(
     traffic = Traffic(GOODPUT)
     traffic.steps(100)
     rows = [*traffic.view().rows, RowView("pinned", SpecMethod("medusa", 3), 2)]
-    traffic.evidence.admit("pinned", RequestClass.GREEDY)
+    traffic.measurements.admit("pinned", RequestClass.GREEDY)
     with monkeypatch.context() as broken:
         broken.setattr(GoodputPolicy, "plan", lambda *_: 1 / 0)
         plans = [traffic.planner.plan(StepView(rows, len(rows))) for _ in range(5)]

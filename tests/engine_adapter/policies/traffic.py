@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine_adapter.policies.contract import DraftFate, RequestClass, RowView, StepPlan, StepView
-from engine_adapter.policies.evidence import Evidence
+from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView, StepPlan, StepView
+from engine_adapter.policies.measurements import Measurements
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.seam.types import SpecMethod
@@ -23,7 +23,7 @@ STEP_S, TOKEN_S, CALL_S = 0.03, 0.0005, 0.001
 
 
 class Traffic:
-    """Steps of one planner: what it plans is drafted, and its fate is drawn from a seed.
+    """Steps of one planner: what it plans is drafted, and its outcome is drawn from a seed.
 
     Args:
         policy: the method of every row.
@@ -45,14 +45,14 @@ class Traffic:
         self.lengths = {f"r{i}": 100 + i for i in range(rows)}
         self.budget = 50
         self.ks = {traits.name: traits.num_speculative_tokens for traits in proposers}
-        self._drafts: list[DraftFate] = []
+        self._drafts: list[DraftOutcome] = []
         for number, request_id in enumerate(self.lengths):
             kind = list(RequestClass)[number % 3]
-            self.planner.evidence.admit(request_id, kind)
+            self.planner.measurements.admit(request_id, kind)
 
     @property
-    def evidence(self) -> Evidence:
-        return self.planner.evidence
+    def measurements(self) -> Measurements:
+        return self.planner.measurements
 
     def view(self) -> StepView:
         """The next step. Every seventh row is short of budget."""
@@ -76,30 +76,30 @@ class Traffic:
     def replace_row(self, old: str, new: str) -> None:
         """A request ends, and another one begins."""
         del self.lengths[old]
-        self._drafts = [fate for fate in self._drafts if fate.request_id != old]
-        self.evidence.free(old)
+        self._drafts = [outcome for outcome in self._drafts if outcome.request_id != old]
+        self.measurements.free(old)
         self.lengths[new] = 50
-        self.evidence.admit(new, RequestClass.GREEDY)
+        self.measurements.admit(new, RequestClass.GREEDY)
 
     def finish(self, plan: StepPlan, seconds: float | None = None) -> None:
         """The step that verifies the drafts before, and drafts `plan`."""
         seen, self._drafts = self._drafts, []
-        emitted = len(self.lengths) + sum(fate.accepted for fate in seen)
-        tokens = len(self.lengths) + sum(fate.verified for fate in seen)
+        emitted = len(self.lengths) + sum(outcome.accepted for outcome in seen)
+        tokens = len(self.lengths) + sum(outcome.verified for outcome in seen)
         for request_id in self.lengths:
             self.lengths[request_id] += 1
-        for fate in seen:
-            self.lengths[fate.request_id] += fate.accepted
+        for outcome in seen:
+            self.lengths[outcome.request_id] += outcome.accepted
         verified = bool(seen)
         for request_id, method in plan.drafts.items():
-            k, keeps = method.num_speculative_tokens, plan.keeps.get(request_id)
-            asked = k if keeps is None else self.ks[method.proposer]
-            fate = self._fate(request_id, method.proposer, asked)
-            kept = fate.found if keeps is None else min(k, keeps[fate.found])
-            cut = fate._replace(verified=kept, accepted=min(kept, fate.accepted))
+            k, verify_caps = method.num_speculative_tokens, plan.verify_caps.get(request_id)
+            asked = k if verify_caps is None else self.ks[method.proposer]
+            outcome = self._outcome(request_id, method.proposer, asked)
+            kept = outcome.drafted if verify_caps is None else min(k, verify_caps[outcome.drafted])
+            cut = outcome._replace(verified=kept, accepted=min(kept, outcome.accepted))
             (self._drafts if kept else seen).append(cut)
         for name, requests in plan.shadows.items():
-            seen += [self._fate(r, name, self.ks.get(name, 4)) for r in requests]
+            seen += [self._outcome(r, name, self.ks.get(name, 4)) for r in requests]
         usual = STEP_S + TOKEN_S * max(0, tokens - 4)
         self.planner.observe(
             StepOutcome(
@@ -115,12 +115,12 @@ class Traffic:
             )
         )
 
-    def _fate(self, request_id: str, name: str, k: int) -> DraftFate:
+    def _outcome(self, request_id: str, name: str, k: int) -> DraftOutcome:
         found = name not in ("ngram", "suffix") or self.random.random() < 0.7
         accepted = 0
         while found and accepted < k and self.random.random() < self.accepted[name]:
             accepted += 1
-        return DraftFate(request_id, name, k, k * found, k * found, accepted)
+        return DraftOutcome(request_id, name, k, k * found, k * found, accepted)
 
     def _work(self, plan: StepPlan) -> Iterator[tuple[str, DraftTime]]:
         for name in self.ks:

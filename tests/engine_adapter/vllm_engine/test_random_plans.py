@@ -210,7 +210,7 @@ async def fuzz_policies(
     for name in PARAMETERS:
         assert drafted[name] > steps / 20, drafted
     assert live.engine.evidence["fallbacks"] > 0
-    assert live.engine.evidence["fates"] > 0
+    assert live.engine.evidence["outcomes"] > 0
     assert live.engine.evidence["cuts"] > 0
     assert {info.state for info in await live.engine.proposers()} == {"loaded"}
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.policies.contract import DraftFate, StepPlan
-from engine_adapter.policies.evidence import PROVEN_DRAFTS
+from engine_adapter.policies.contract import DraftOutcome, StepPlan
+from engine_adapter.policies.measurements import PROVEN_DRAFTS
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.policies.planner import Planner
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
@@ -72,8 +72,8 @@ def under_policy(name: str) -> RowSteps:
     rows.table._max_model_len = 100_000
     for request_id in ("r", "s"):
         rows.admit(request_id, SpecMethod(name, 5), max_tokens=50_000)
-    seen = [DraftFate("r", name, k, k, k, k) for name, k in (("ngram", 5), ("small", 4))]
-    used.evidence.observe_drafts(seen * PROVEN_DRAFTS)
+    seen = [DraftOutcome("r", name, k, k, k, k) for name, k in (("ngram", 5), ("small", 4))]
+    used.measurements.observe_drafts(seen * PROVEN_DRAFTS)
     return rows
 
 
@@ -84,12 +84,12 @@ def test_a_proposer_that_goes_and_comes_back_under_a_policy_breaks_nothing(
     name: str, how: str
 ) -> None:
     rows = under_policy(name)
-    table, evidence = rows.table, rows.table.planner.evidence
+    table, measurements = rows.table, rows.table.planner.measurements
     planned = {m.proposer for plan in run(rows, "rs", 80) for m in plan.drafts.values()}
     assert planned, "the policy drafted"
     for gone in sorted(planned):
         if how == "unloaded":
-            evidence.remove_proposer(gone)
+            measurements.remove_proposer(gone)
         else:
             for _ in range(MAX_FAULTS):
                 table.quarantine.record_faults({gone: "broken"}, 0.0)
@@ -103,7 +103,7 @@ def test_a_proposer_that_goes_and_comes_back_under_a_policy_breaks_nothing(
         }
     assert_finite(table.planner.snapshot())
     for gone in sorted(planned):
-        evidence.add_proposer(next(traits for traits in TRAITS if traits.name == gone))
+        measurements.add_proposer(next(traits for traits in TRAITS if traits.name == gone))
         table.quarantine.clear_faults(gone)
     again = {m.proposer for plan in run(rows, "rs", 200) for m in plan.drafts.values()}
     assert planned & again, "it is probed, or its level names it"
@@ -129,7 +129,7 @@ def test_the_fallback_takes_the_place_of_a_proposer_that_was_unloaded() -> None:
     used = rows.table.planner
     chosen = StepPlan({"r": NGRAM, "s": NGRAM}, {"r": DRAFT})
     used._active["goodput"].policy.plan = lambda view: chosen  # type: ignore[method-assign]
-    used.evidence.remove_proposer("ngram")
+    used.measurements.remove_proposer("ngram")
     plan = rows.step(r=(0, 0), s=(0, 0))
     assert (plan.drafts, plan.fallbacks) == ({"r": DRAFT}, {})
     step = rows.sent().policy
@@ -142,7 +142,7 @@ def test_the_fallback_takes_the_place_of_a_proposer_that_was_unloaded() -> None:
 def test_a_proposer_that_is_loaded_later_is_tried() -> None:
     rows = under_policy("goodput")
     list(run(rows, "rs", 10))
-    rows.table.planner.evidence.add_proposer(ProposerTraits("new", 3, lookup=True))
+    rows.table.planner.measurements.add_proposer(ProposerTraits("new", 3, lookup=True))
     plans = list(run(rows, "rs", 100))
     tried = {m.proposer for plan in plans for m in plan.drafts.values()}
     assert "new" in tried

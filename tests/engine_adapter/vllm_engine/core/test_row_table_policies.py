@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from engine_adapter.policies.contract import DraftFate, StepPlan
+from engine_adapter.policies.contract import DraftOutcome, StepPlan
 from engine_adapter.policies.proposers import DraftTime
 from engine_adapter.seam.counts import ProposerCounts, StepKind
 from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
@@ -65,16 +65,16 @@ def test_a_row_outside_the_step_is_not_a_miss_yet() -> None:
 def test_the_drafts_of_a_preempted_row_are_not_a_miss_and_its_kv_is_unread() -> None:
     rows, used = scripted(StepPlan({"r": DRAFT}))
     rows.step(r=(0, 0))
-    used.evidence.mark_read([("r", DRAFT)])
+    used.measurements.mark_read([("r", DRAFT)])
     (view,) = used.views[-1].rows
-    proposer = used.evidence.loaded["small"]
-    assert used.evidence.outlook([view], [proposer]).lag.tolist() == [[0.0]]
+    proposer = used.measurements.loaded["small"]
+    assert used.measurements.forecast([view], [proposer]).lag.tolist() == [[0.0]]
     rows.table.start_step()
     rows.table.plan(["r"], (), rows.requests, 0, {"r"})
     rows.count({"r": (0, 0)})
     assert used.seen() == []
     (view,) = used.views[-1].rows
-    assert used.evidence.outlook([view], [proposer]).lag.tolist() == [[view.num_tokens]]
+    assert used.measurements.forecast([view], [proposer]).lag.tolist() == [[view.num_tokens]]
 
 
 def test_a_fallback_that_drafts_is_a_miss_of_the_first_and_owns_the_drafts() -> None:
@@ -100,7 +100,7 @@ def test_a_fallback_reads_the_row() -> None:
     rows.reported(FELL_BACK, r=(0, 0))
     rows.step(r=(4, 3))
     (view,) = used.views[-1].rows
-    lag = used.evidence.outlook([view], [used.evidence.loaded["small"]]).lag
+    lag = used.measurements.forecast([view], [used.measurements.loaded["small"]]).lag
     assert lag.tolist() == [[1.0]], "the token that the step of the draft emitted"
 
 
@@ -119,15 +119,15 @@ def test_a_miss_beside_a_verified_draft_of_the_same_proposer_counts_too() -> Non
     rows.step(r=(0, 0))
     rows.reported(FELL_BACK, r=(5, 5))
     assert sorted(used.seen()) == [("r", "ngram", 5, 0, 0, 0), ("r", "ngram", 5, 5, 5, 5)]
-    counts, proposer = used.evidence.acceptance.drafts, used.evidence.loaded["ngram"]
+    counts, proposer = used.measurements.acceptance.drafts, used.measurements.loaded["ngram"]
     assert counts[proposer].sum() == 2
 
 
 def test_shadows_of_requests_that_ended_are_ignored() -> None:
     rows, used = scripted()
-    fates = [DraftFate(r, "ngram", 5, 5, 5, 5) for r in ("r", "gone")]
-    rows.reported(DraftReport(fates=fates, fallbacks=["gone"]), r=(0, 0))
-    assert used.evidence.acceptance.drafts.sum() == 1
+    outcomes = [DraftOutcome(r, "ngram", 5, 5, 5, 5) for r in ("r", "gone")]
+    rows.reported(DraftReport(outcomes=outcomes, fallbacks=["gone"]), r=(0, 0))
+    assert used.measurements.acceptance.drafts.sum() == 1
     assert rows.sent().verified == {NONE: ProposerCounts(emitted=1)}, "shadows count nowhere else"
 
 
@@ -154,9 +154,9 @@ def test_a_step_that_reads_prompts_teaches_nothing_about_the_time_of_steps() -> 
     rows.plan("r")
     rows.count({"r": (0, 0)}, kind=StepKind.PREFILL)
     assert used.outcomes[-1].prefill
-    assert (used.evidence.steps, used.evidence.step_time.fit.samples) == (0, 0)
+    assert (used.measurements.steps, used.measurements.step_time.fit.samples) == (0, 0)
     rows.step(r=(5, 0))
-    assert (used.evidence.steps, used.evidence.step_time.fit.samples) == (1, 1)
+    assert (used.measurements.steps, used.measurements.step_time.fit.samples) == (1, 1)
 
 
 def test_the_step_in_which_the_last_request_ends_is_learned_from() -> None:
@@ -184,11 +184,11 @@ def test_steps_without_a_drafting_request_cost_nothing() -> None:
 def test_drafts_in_flight_at_a_switch_to_none_are_learned_from_without_their_time() -> None:
     rows, used = scripted(BOTH)
     rows.step(r=(0, 0))
-    samples = used.evidence.step_time.fit.samples
+    samples = used.measurements.step_time.fit.samples
     rows.switch(PLAIN, 1)
     rows.step(r=(5, 3))
     assert used.seen() == [("r", "ngram", 5, 5, 5, 3)]
-    assert used.evidence.step_time.fit.samples == samples
+    assert used.measurements.step_time.fit.samples == samples
 
 
 # -- switches between proposers and policies -------------------------------------------------

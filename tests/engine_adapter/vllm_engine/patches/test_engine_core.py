@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine_adapter.policies import planner
-from engine_adapter.policies.contract import DraftFate
-from engine_adapter.policies.evidence import PROVEN_DRAFTS
+from engine_adapter.policies.contract import DraftOutcome
+from engine_adapter.policies.measurements import PROVEN_DRAFTS
 from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine import compat
@@ -47,20 +47,20 @@ def core_of(rows: RowSteps) -> Any:
 def test_a_removed_proposers_faults_and_evidence_are_forgotten() -> None:
     rows = RowSteps()
     rows.admit("r")
-    evidence = rows.table.planner.evidence
-    evidence.observe_drafts([DraftFate("r", "ngram", 5, 5, 5, 5)] * PROVEN_DRAFTS)
+    measurements = rows.table.planner.measurements
+    measurements.observe_drafts([DraftOutcome("r", "ngram", 5, 5, 5, 5)] * PROVEN_DRAFTS)
     for _ in range(MAX_FAULTS):
         rows.plan()
         rows.count({}, faults=("ngram",))
     assert not rows.plan("r")
     core = core_of(rows)
     compat.EngineCore.specgate_remove_proposer(core, "ngram")
-    assert set(evidence.loaded) == {"small"}
+    assert set(measurements.loaded) == {"small"}
     fields = asdict(ProposerTraits("ngram", 4, lookup=True))
     compat.EngineCore.specgate_add_proposer(core, json.loads(json.dumps(fields)))
     assert set(rows.plan("r").drafts) == {"r"}
-    assert evidence.traits(evidence.loaded["ngram"]).num_speculative_tokens == 4
-    assert not evidence.is_proven(evidence.loaded["ngram"])
+    assert measurements.traits(measurements.loaded["ngram"]).num_speculative_tokens == 4
+    assert not measurements.is_proven(measurements.loaded["ngram"])
 
 
 def test_the_utility_call_gives_a_policy_its_parameters() -> None:

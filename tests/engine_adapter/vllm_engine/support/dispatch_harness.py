@@ -145,14 +145,14 @@ class DispatchHarness:
         plan: Mapping[str, tuple[str, int]],
         fallbacks: Mapping[str, tuple[str, int]] | None = None,
         shadows: Mapping[str, Sequence[str]] | None = None,
-        keeps: Mapping[str, Sequence[int]] | None = None,
+        verify_caps: Mapping[str, Sequence[int]] | None = None,
     ) -> dict[str, list[int]]:
         """The drafts of each row after a step; the step's report is in `report` afterwards.
 
         Args:
             plan, fallbacks: each row's proposer and k.
             shadows: proposer -> rows.
-            keeps: of each row, how many tokens of a draft of each length are kept.
+            verify_caps: of each row, how many tokens of a draft of each length are kept.
         """
         every = list(rows.values())
         self.runner.input_batch = SimpleNamespace(
@@ -168,7 +168,7 @@ class DispatchHarness:
                 {name: SpecMethod(*chosen) for name, chosen in plan.items()},
                 {name: SpecMethod(*chosen) for name, chosen in (fallbacks or {}).items()},
                 shadows or {},
-                keeps or {},
+                verify_caps or {},
             ),
             TargetStep(
                 scheduled={name: r.scheduled for name, r in rows.items()},

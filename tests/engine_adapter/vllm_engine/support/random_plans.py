@@ -44,7 +44,7 @@ class RandomPolicy:
 
     def plan(self, view: StepView) -> StepPlan:
         """For a row: none or a proposer; half the time a fallback and a cut; any shadows."""
-        drafts, fallbacks, keeps = {}, {}, {}
+        drafts, fallbacks, verify_caps = {}, {}, {}
         shadows: dict[str, list[str]] = {}
         for row in view.rows:
             for name, _ in self._choices:
@@ -56,8 +56,10 @@ class RandomPolicy:
             if self._rng.random() < 0.5:
                 fallbacks[row.request_id] = self._method(row)
             if drafts[row.request_id].proposer in self._lookups and self._rng.random() < 0.5:
-                keeps[row.request_id] = [self._rng.randint(0, n) for n in range(self._longest + 1)]
-        return StepPlan(drafts, fallbacks, shadows, keeps)
+                verify_caps[row.request_id] = [
+                    self._rng.randint(0, n) for n in range(self._longest + 1)
+                ]
+        return StepPlan(drafts, fallbacks, shadows, verify_caps)
 
     def _method(self, row: RowView) -> SpecMethod:
         name, k = self._rng.choice(self._choices)
@@ -85,7 +87,7 @@ class RandomPlanner(Planner):
     Policies believe that drafts cost nothing, so they draft on every machine and at every load.
 
     Attributes:
-        fallbacks, fates, cuts: how many the workers reported; `snapshot` shows them.
+        fallbacks, outcomes, cuts: how many the workers reported; `snapshot` shows them.
     """
 
     def __init__(self, config: SpecgateConfig, max_k: int) -> None:
@@ -96,9 +98,9 @@ class RandomPlanner(Planner):
             choices.pop(name, None)
         lookups = {one.name for one in traits if one.lookup}
         self._random = RandomPolicy(choices, lookups)
-        self.evidence.step_time = FreeTokens()
-        self.evidence.draft_times = [FreeDrafts() for _ in traits]
-        self.fallbacks = self.fates = self.cuts = 0
+        self.measurements.step_time = FreeTokens()
+        self.measurements.draft_times = [FreeDrafts() for _ in traits]
+        self.fallbacks = self.outcomes = self.cuts = 0
 
     def plan(self, view: StepView) -> StepPlan:
         """Both plans together."""
@@ -106,18 +108,18 @@ class RandomPlanner(Planner):
         others = [row for row in view.rows if row.spec_method.proposer != RANDOM]
         planned = super().plan(replace(view, rows=others))
         drawn = self._random.plan(StepView(mine))
-        self.evidence.note_lengths(mine)
-        self.notes.add_lag(self.evidence.mark_read(drawn.drafts.items()))
+        self.measurements.note_lengths(mine)
+        self.notes.add_lag(self.measurements.mark_read(drawn.drafts.items()))
         return StepPlan(
             {**planned.drafts, **drawn.drafts},
             {**planned.fallbacks, **drawn.fallbacks},
             _joined(planned.shadows, drawn.shadows),
-            {**planned.keeps, **drawn.keeps},
+            {**planned.verify_caps, **drawn.verify_caps},
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """The evidence, and the counts."""
-        counts = {name: getattr(self, name) for name in ("fallbacks", "fates", "cuts")}
+        """The measurements, and the counts."""
+        counts = {name: getattr(self, name) for name in ("fallbacks", "outcomes", "cuts")}
         return {**super().snapshot(), **counts}
 
 
@@ -140,10 +142,10 @@ class RandomPlans:
         self.row_table.planner = self._planner
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Counts fallbacks, fates and cuts, for the test that they happen."""
+        """Counts fallbacks, outcomes and cuts, for the test that they happen."""
         if report := getattr(model_runner_output, "specgate_report", None):
             self._planner.fallbacks += len(report.fallbacks)
-            self._planner.fates += len(report.fates)
+            self._planner.outcomes += len(report.outcomes)
             self._planner.cuts += len(report.dropped)
         return super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_adapter.policies.contract import DraftFate, StepPlan, StepView
+from engine_adapter.policies.contract import DraftOutcome, StepPlan, StepView
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.vllm_engine.support.row_steps import DRAFT, NGRAM, TRAITS, RowSteps
@@ -27,7 +27,7 @@ class ScriptedPlanner(Planner):
 
     def plan(self, view: StepView) -> StepPlan:
         self.views.append(view)
-        self.evidence.note_lengths(view.rows)
+        self.measurements.note_lengths(view.rows)
         return self.plans.pop(0) if self.plans else StepPlan()
 
     def observe(self, outcome: StepOutcome) -> Any:
@@ -38,7 +38,7 @@ class ScriptedPlanner(Planner):
         """Every step is learned from, as under a policy."""
         return True
 
-    def seen(self) -> list[DraftFate]:
+    def seen(self) -> list[DraftOutcome]:
         """The drafts of the last step that it learned from."""
         return list(self.outcomes[-1].drafts)
 

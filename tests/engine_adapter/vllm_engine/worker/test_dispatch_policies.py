@@ -145,7 +145,7 @@ def test_shadow_drafts_are_never_verified_and_never_counted(harness: DispatchHar
     assert set(report.seconds) == {"a"}
     assert report.catchup == {}
     assert work(harness) == [("a", 1, 2, 2), ("b", 2, 4, 8)], "the policies learn the time"
-    assert report.fates == []
+    assert report.outcomes == []
 
 
 def test_a_plan_of_shadows_only_is_followed(harness: DispatchHarness) -> None:
@@ -157,31 +157,31 @@ def test_a_shadow_drafts_again_when_its_fate_is_known(harness: DispatchHarness) 
     """The rows of this world write token i at position i; an echo drafts its tag plus a length."""
     shadows = {"a": ["r"]}
     harness.propose({"r": row(9)}, {}, shadows=shadows)
-    assert harness.report.fates == []
+    assert harness.report.outcomes == []
     harness.propose({"r": row(9)}, {}, shadows=shadows)
     assert len(calls(harness, "a")) == 1, "one draft waits already"
     harness.propose({"r": row(10)}, {}, shadows=shadows)
-    assert harness.report.fates == [("r", "a", 4, 4, 4, 0)]
+    assert harness.report.outcomes == [("r", "a", 4, 4, 4, 0)]
     assert len(calls(harness, "a")) == 2
     harness.echoes["a"].tag = 0
     harness.propose({"r": row(11)}, {}, shadows={})
     harness.propose({"r": row(11)}, {}, shadows=shadows)
     harness.propose({"r": row(15)}, {})
-    assert harness.report.fates == [("r", "a", 4, 4, 4, 1)], "it drafted 11 four times"
+    assert harness.report.outcomes == [("r", "a", 4, 4, 4, 1)], "it drafted 11 four times"
 
 
 def test_a_shadow_that_finds_nothing_is_reported_at_once(harness: DispatchHarness) -> None:
     harness.finds_nothing("a")
     harness.propose(ONE, {}, shadows={"a": ["r"]})
-    assert harness.report.fates == [("r", "a", 4, 0, 0, 0)]
+    assert harness.report.outcomes == [("r", "a", 4, 0, 0, 0)]
 
 
 @pytest.mark.parametrize("how", ["finished_req_ids", "preempted_req_ids"])
-def test_a_row_that_ends_or_is_preempted_has_no_fate(harness: DispatchHarness, how: str) -> None:
+def test_a_row_that_ends_or_is_preempted_has_no_outcome(harness: DispatchHarness, how: str) -> None:
     harness.propose(ONE, {}, shadows={"a": ["r"]})
     harness.dispatch.observe(output(**{how: {"r"}}))
     harness.propose({"r": row(20)}, {}, shadows={"a": []})
-    assert harness.report.fates == []
+    assert harness.report.outcomes == []
 
 
 def test_a_shadow_of_a_row_outside_the_batch_or_of_an_unloaded_proposer_is_ignored(
@@ -201,7 +201,7 @@ def test_a_quarantined_shadow_is_not_called(harness: DispatchHarness) -> None:
     harness.dispatch.observe(output(specgate_quarantined={"b"}))
     harness.propose(ONE, {"r": ("a", 2)}, shadows={"b": ["r"]})
     assert calls(harness, "b") == []
-    assert harness.report.fates == []
+    assert harness.report.outcomes == []
 
 
 def test_near_the_context_limit_a_shadow_shrinks(harness: DispatchHarness) -> None:
@@ -235,20 +235,20 @@ def test_a_shadow_neither_samples_nor_replaces_the_distributions_of_the_rows_own
 def test_a_draft_that_is_cut_is_asked_for_whole_and_its_length_reported(
     harness: DispatchHarness,
 ) -> None:
-    drafts = harness.propose(ONE, {"r": ("a", 2)}, keeps={"r": (0, 1, 2, 3, 2)})
+    drafts = harness.propose(ONE, {"r": ("a", 2)}, verify_caps={"r": (0, 1, 2, 3, 2)})
     assert drafts == {"r": [109] * 2}
     assert [batch.k.tolist() for batch in harness.echoes["a"].batches] == [[4]]
-    assert harness.report.found == {"r": 4}
+    assert harness.report.full_lengths == {"r": 4}
 
 
 def test_k_limits_what_is_kept(harness: DispatchHarness) -> None:
-    assert harness.propose(ONE, {"r": ("a", 1)}, keeps={"r": (0, 1, 2, 3, 4)}) == {"r": [109]}
+    assert harness.propose(ONE, {"r": ("a", 1)}, verify_caps={"r": (0, 1, 2, 3, 4)}) == {"r": [109]}
 
 
 def test_the_length_of_a_draft_that_is_kept_whole_is_reported(harness: DispatchHarness) -> None:
     """A grammar may shorten it before it is verified."""
-    harness.propose(ONE, {"r": ("a", 4)}, keeps={"r": (0, 0, 0, 0, 4)})
-    assert harness.report.found == {"r": 4}
+    harness.propose(ONE, {"r": ("a", 4)}, verify_caps={"r": (0, 0, 0, 0, 4)})
+    assert harness.report.full_lengths == {"r": 4}
 
 
 def test_a_draft_that_is_dropped_gives_way_to_the_fallback_and_its_fate_is_told_later(
@@ -256,22 +256,22 @@ def test_a_draft_that_is_dropped_gives_way_to_the_fallback_and_its_fate_is_told_
 ) -> None:
     rows = {"r": row(9), "s": row(9)}
     plan, second = dict.fromkeys(rows, ("a", 4)), dict.fromkeys(rows, ("b", 1))
-    drafts = harness.propose(rows, plan, second, keeps={"r": (0, 1, 2, 3, 0)})
+    drafts = harness.propose(rows, plan, second, verify_caps={"r": (0, 1, 2, 3, 0)})
     assert drafts == {"r": [209], "s": [109] * 4}
-    assert harness.report.found == {}
+    assert harness.report.full_lengths == {}
     assert harness.report.dropped == ["r"]
     assert harness.report.fallbacks == ["r"]
-    assert harness.report.fates == []
+    assert harness.report.outcomes == []
     harness.propose({"r": row(10), "s": row(10)}, {})
-    assert harness.report.fates == [("r", "a", 4, 4, 4, 0)]
+    assert harness.report.outcomes == [("r", "a", 4, 4, 4, 0)]
 
 
 def test_a_draft_that_is_dropped_while_another_waits_tells_its_length_only(
     harness: DispatchHarness,
 ) -> None:
-    harness.propose(ONE, {"r": ("a", 4)}, keeps={"r": (0,) * 5})
-    harness.propose(ONE, {"r": ("a", 4)}, keeps={"r": (0,) * 5})
-    assert harness.report.fates == [("r", "a", 4, 4, 0, 0)]
+    harness.propose(ONE, {"r": ("a", 4)}, verify_caps={"r": (0,) * 5})
+    harness.propose(ONE, {"r": ("a", 4)}, verify_caps={"r": (0,) * 5})
+    assert harness.report.outcomes == [("r", "a", 4, 4, 0, 0)]
 
 
 def test_a_sampled_draft_is_not_dropped(harness: DispatchHarness) -> None:
@@ -284,5 +284,5 @@ def test_a_sampled_draft_is_not_dropped(harness: DispatchHarness) -> None:
         return replace(drafts, probabilities=[torch.full((4, 1000), 1e-3)])
 
     echo.propose = sampled  # type: ignore[method-assign]
-    drafts = harness.propose(ONE, {"r": ("a", 2)}, keeps={"r": (0,) * 5})
+    drafts = harness.propose(ONE, {"r": ("a", 2)}, verify_caps={"r": (0,) * 5})
     assert drafts == {"r": [109] * 2}

@@ -1,11 +1,11 @@
-"""The fates of shadow drafts: what the target's own tokens say about them."""
+"""The outcomes of shadow drafts: what the target's own tokens say about them."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from engine_adapter.policies.contract import DraftFate
+from engine_adapter.policies.contract import DraftOutcome
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.vllm_engine.worker.shadows import ShadowDrafts
 
@@ -30,8 +30,8 @@ def batch_of(*request_ids: str, k: int = 4, num_tokens: int = START) -> DraftBat
     )
 
 
-def compare(shadows: ShadowDrafts, length: int, *request_ids: str) -> list[DraftFate]:
-    """The fates when each row has written `length` of its tokens."""
+def compare(shadows: ShadowDrafts, length: int, *request_ids: str) -> list[DraftOutcome]:
+    """The outcomes when each row has written `length` of its tokens."""
     tokens = np.full((len(request_ids), 16), -1, np.int32)
     tokens[:, :length] = WRITTEN[:length]
     return shadows.compare([(r, i, length) for i, r in enumerate(request_ids)], tokens)
@@ -57,7 +57,7 @@ def test_a_difference_ends_a_draft_as_soon_as_it_is_written(shadows: ShadowDraft
         assert shadows.waits("r", "ngram")
     assert compare(shadows, START + at + 1, "r") == [("r", "ngram", 4, 4, 4, at)]
     assert not shadows.waits("r", "ngram")
-    assert compare(shadows, len(WRITTEN), "r") == [], "a fate is told once"
+    assert compare(shadows, len(WRITTEN), "r") == [], "an outcome is told once"
 
 
 @pytest.mark.parametrize("at", range(4))
@@ -77,13 +77,13 @@ def test_a_draft_that_agrees_waits_for_its_last_token(shadows: ShadowDrafts, cou
 
 
 def test_a_proposer_that_finds_nothing_has_its_fate_at_once(shadows: ShadowDrafts) -> None:
-    fates = shadows.add("ngram", batch_of("r", "s"), [[], [WRITTEN[START]]])
-    assert fates == [("r", "ngram", 4, 0, 0, 0)]
+    outcomes = shadows.add("ngram", batch_of("r", "s"), [[], [WRITTEN[START]]])
+    assert outcomes == [("r", "ngram", 4, 0, 0, 0)]
     assert not shadows.waits("r", "ngram")
     assert compare(shadows, START + 1, "r", "s") == [("s", "ngram", 4, 1, 1, 1)]
 
 
-def test_a_row_that_was_only_read_has_no_fate(shadows: ShadowDrafts) -> None:
+def test_a_row_that_was_only_read_has_no_outcome(shadows: ShadowDrafts) -> None:
     assert shadows.add("small", batch_of("r", k=0), [[]]) == []
     assert compare(shadows, len(WRITTEN), "r") == []
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from engine_adapter.policies.acceptance import AcceptanceModel, Cases, Floats, Ints
-from engine_adapter.policies.contract import DraftFate, RequestClass, RowView
+from engine_adapter.policies.acceptance import AcceptanceModel, DraftCases, Floats, Ints
+from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView
 from engine_adapter.policies.live_requests import LiveRequests
 from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
@@ -18,32 +18,32 @@ PROVEN_DRAFTS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Forecast:
     """What can be expected of J proposers for the B rows of a step.
 
     Attributes:
         proposers: their indices, [J].
         cases: the drafts that can come, Q of them, ordered by proposer; `cases.proposer` counts
             among the J. Each length of a lookup's draft is a case; a model has one case.
-        chance: the chance of each case, if its proposer is asked, [B, Q].
-        survival: the chance that the target accepts each case up to each position, if it is
+        p_length: the chance of each case, if its proposer is asked, [B, Q].
+        p_accepted: the chance that the target accepts each case up to each position, if it is
             drafted so far, [B, Q, K]; 0 beyond the length and beyond a row's or a proposer's limit.
-        reach: the chance that it is drafted so far, if it is asked for, [B, Q, K]. Below 1 for a
-            model that may end its drafts early; a lookup's cases have their lengths.
+        p_reached: the chance that it is drafted so far, if it is asked for, [B, Q, K]. Below 1 for
+            a model that may end its drafts early; a lookup's cases have their lengths.
         lag: tokens that each has not read of each row, [B, J].
         remaining: the tokens that can still be drafted for each row until it ends, [B].
     """
 
     proposers: Ints
-    cases: Cases
-    chance: Floats
-    survival: Floats
-    reach: Floats
+    cases: DraftCases
+    p_length: Floats
+    p_accepted: Floats
+    p_reached: Floats
     lag: Floats
     remaining: Ints
 
 
-class Evidence:
+class Measurements:
     """All measurements, and the live requests that they belong to.
 
     Args:
@@ -52,8 +52,8 @@ class Evidence:
 
     Attributes:
         requests: the live requests.
-        keep_all: for `StepPlan.keeps`: a lookup is asked for its whole k, so that its length is
-            known, and only the plan's k limits what is verified.
+        verify_all: for `StepPlan.verify_caps`: a lookup is asked for its whole k, so that its
+            length is known, and only the plan's k limits what is verified.
         step_time: the target's part of a step.
         draft_times: each proposer's part, by index.
         unavailable: names of proposers that must not be chosen now: quarantined ones.
@@ -62,7 +62,7 @@ class Evidence:
 
     def __init__(self, proposers: Sequence[ProposerTraits], max_k: int) -> None:
         self._max_k = max_k
-        self.keep_all = tuple(range(max_k + 1))
+        self.verify_all = tuple(range(max_k + 1))
         self._traits: list[ProposerTraits | None] = []
         self._index: dict[str, int] = {}
         self._readers: dict[str, int] = {}  # those with KV
@@ -175,29 +175,33 @@ class Evidence:
 
     # -- observing a step --------------------------------------------------------------------
 
-    def observe_drafts(self, seen: Iterable[DraftFate]) -> None:
-        """Takes the drafts whose fate this step decided.
+    def observe_drafts(self, seen: Iterable[DraftOutcome]) -> None:
+        """Takes the drafts whose outcome this step decided.
 
         Those of ended requests and unloaded proposers are ignored, and those of lookups that were
         asked for less than they can draft: their length says nothing.
         """
         index, slot_of, drafts = self._index.get, self.requests.slot, []
-        for request_id, name, asked, length, verified, accepted in seen:
+        for request_id, name, requested_k, length, verified, accepted in seen:
             slot, proposer = slot_of(request_id), index(name)
             traits = None if proposer is None else self._traits[proposer]
             if slot is None or proposer is None or traits is None:
                 continue
-            ended = traits.ends_early and accepted == length < asked and not traits.lookup
+            ended_early = (
+                traits.ends_early and accepted == length < requested_k and not traits.lookup
+            )
             if not traits.lookup:
                 length = self._max_k if length else 0
-            elif asked < traits.num_speculative_tokens:
+            elif requested_k < traits.num_speculative_tokens:
                 continue
-            drafts.append((slot, proposer, length, verified, accepted, ended))
+            drafts.append((slot, proposer, length, verified, accepted, ended_early))
         if not drafts:
             return
         slot_, proposer_, length_, verified_, accepted_, ended_ = np.array(drafts, np.intp).T
         kind, ends = self.requests.kinds[slot_], (ended_ > 0) & (length_ > 0)
-        self.acceptance.observe(slot_, proposer_, kind, length_, verified_, accepted_, ended=ends)
+        self.acceptance.observe(
+            slot_, proposer_, kind, length_, verified_, accepted_, ended_early=ends
+        )
         for proposer in set(proposer_.tolist()):
             self._last_seen[proposer] = self.steps
             if proposer not in self._proven:
@@ -213,11 +217,17 @@ class Evidence:
                 them when the step was planned: a prompt that the target reads in the same step is
                 among them. A proposer that was loaded later has no entry.
         """
-        for name, one in work:
+        for name, draft_time in work:
             proposer = self._index.get(name)
             if proposer is not None and self._traits[proposer] is not None:
-                read = int(lag[proposer]) if proposer < len(lag) else 0
-                self.draft_times[proposer].add(one.rows, one.longest, one.tokens, read, one.seconds)
+                catchup = int(lag[proposer]) if proposer < len(lag) else 0
+                self.draft_times[proposer].add(
+                    draft_time.rows,
+                    draft_time.longest,
+                    draft_time.tokens,
+                    catchup,
+                    draft_time.seconds,
+                )
 
     def observe_step(self, rows: int, tokens: int, context: float, seconds: float) -> float:
         """Takes the target's part of a step without prefill; returns the prediction for it."""
@@ -226,24 +236,24 @@ class Evidence:
 
     # -- looking ahead -----------------------------------------------------------------------
 
-    def outlook(self, rows: Sequence[RowView], proposers: Sequence[int]) -> Outlook:
+    def forecast(self, rows: Sequence[RowView], proposers: Sequence[int]) -> Forecast:
         """What can be expected of these proposers for these rows."""
         slots = self.requests.slots(rows)
         limit = np.array([row.limit for row in rows], np.intp)
         index = np.array(proposers, np.intp)
-        keeps = np.array([self.traits(i).keeps_kv for i in proposers], np.bool_)
-        lag = np.where(keeps, self.requests.lags(rows, slots, index), 0.0)
+        keeps_kv = np.array([self.traits(i).keeps_kv for i in proposers], np.bool_)
+        lag = np.where(keeps_kv, self.requests.lags(rows, slots, index), 0.0)
         cases, length = self._cases(proposers)
-        known = Cases(index[cases.proposer], cases.length)
+        indexed_cases = DraftCases(index[cases.proposer], cases.length)
         kinds = self.requests.kinds[slots]
-        survival = self.acceptance.survivals(slots, kinds, known)
-        survival *= np.arange(self._max_k) < np.minimum(limit[:, None], length)[:, :, None]
-        chance = self.acceptance.chances(slots, kinds, known)
-        reach = self.acceptance.reach(kinds, known)
+        p_accepted = self.acceptance.p_accepted(slots, kinds, indexed_cases)
+        p_accepted *= np.arange(self._max_k) < np.minimum(limit[:, None], length)[:, :, None]
+        p_length = self.acceptance.p_length(slots, kinds, indexed_cases)
+        p_reached = self.acceptance.p_reached(kinds, indexed_cases)
         remaining = np.array([row.draft_budget for row in rows], np.intp)
-        return Outlook(index, cases, chance, survival, reach, lag, remaining)
+        return Forecast(index, cases, p_length, p_accepted, p_reached, lag, remaining)
 
-    def _cases(self, proposers: Sequence[int]) -> tuple[Cases, Ints]:
+    def _cases(self, proposers: Sequence[int]) -> tuple[DraftCases, Ints]:
         """The cases of these proposers, and the tokens of each, [Q].
 
         A model's draft has the length that it is asked for, or ends early, and counts as the
@@ -254,11 +264,11 @@ class Evidence:
         for j, proposer in enumerate(proposers):
             traits = self.traits(proposer)
             k = traits.num_speculative_tokens
-            own = range(1, k + 1) if traits.lookup else [k]
-            cases.extend((j, n if traits.lookup else self._max_k) for n in own)
-            lengths.extend(own)
+            case_lengths = range(1, k + 1) if traits.lookup else [k]
+            cases.extend((j, n if traits.lookup else self._max_k) for n in case_lengths)
+            lengths.extend(case_lengths)
         proposer_, length_ = np.array(cases, np.intp).reshape(-1, 2).T
-        return Cases(proposer_, length_), np.array(lengths, np.intp)
+        return DraftCases(proposer_, length_), np.array(lengths, np.intp)
 
     # -- keeping ------------------------------------------------------------------------------
 
@@ -288,11 +298,11 @@ class Evidence:
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Takes the measurements of an engine process before this one."""
-        for name, known in snapshot.get("proposers", {}).items():
+        for name, saved in snapshot.get("proposers", {}).items():
             if (index := self.loaded.get(name)) is not None:
-                self.acceptance.restore(index, known["state"]["counts"])
+                self.acceptance.restore(index, saved["state"]["counts"])
                 if float(self.acceptance.drafts[index].sum()) >= PROVEN_DRAFTS:
                     self._proven.add(index)
-                self.draft_times[index].fit.restore(known["state"]["time"])
+                self.draft_times[index].fit.restore(saved["state"]["time"])
         if "step_time" in snapshot:
             self.step_time.fit.restore(snapshot["step_time"]["state"])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_adapter.policies.contract import DraftFate, RequestClass, RowView
-from engine_adapter.policies.evidence import Evidence, Outlook
+from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView
+from engine_adapter.policies.measurements import Forecast, Measurements
 from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.seam.types import SpecMethod
 
@@ -19,89 +19,91 @@ SURE, ACCEPTED, REFUSED = 0.7, 0.9, 0.2
 without."""
 
 
-def observed(traits: ProposerTraits, *, gated: bool, steps: int = 4000) -> Outlook:
+def observed(traits: ProposerTraits, *, gated: bool, steps: int = 4000) -> Forecast:
     """What is expected during many drafts of one row, asked for 1 to K tokens in turn.
 
     Counts decay, so this is the mean over many moments.
     """
     random = np.random.default_rng(7)
-    known = Evidence((traits,), K)
+    known = Measurements((traits,), K)
     view = RowView("r", SpecMethod("goodput", K), 100, 50)
     known.admit("r", RequestClass.GREEDY)
-    outlooks = []
+    forecasts = []
     for step in range(steps):
         asked = 1 + step % K
         sure = random.random(asked) < SURE
         hits = random.random(asked) < np.where(sure, ACCEPTED, REFUSED)
         found = int(np.logical_and.accumulate(sure).sum()) if gated else asked
         accepted = int(np.logical_and.accumulate(hits[:found]).sum())
-        known.observe_drafts([DraftFate("r", "model", asked, found, found, accepted)])
+        known.observe_drafts([DraftOutcome("r", "model", asked, found, found, accepted)])
         if step > 200 and not step % 40:
-            outlooks.append(known.outlook([view], [0]))
+            forecasts.append(known.forecast([view], [0]))
     means = {
-        name: np.mean([getattr(one, name) for one in outlooks], axis=0)
-        for name in ("chance", "survival", "reach")
+        name: np.mean([getattr(one, name) for one in forecasts], axis=0)
+        for name in ("p_length", "p_accepted", "p_reached")
     }
-    return replace(outlooks[-1], **means)
+    return replace(forecasts[-1], **means)
 
 
-def by_position(survival: np.ndarray) -> np.ndarray:
+def by_position(p_accepted: np.ndarray) -> np.ndarray:
     """The chance of each position, given those before it."""
-    at: np.ndarray = survival[0, 0] / np.concatenate(([1.0], survival[0, 0, :-1]))
+    at: np.ndarray = p_accepted[0, 0] / np.concatenate(([1.0], p_accepted[0, 0, :-1]))
     return at
 
 
 def test_a_position_that_was_not_drafted_is_not_a_rejection() -> None:
-    outlook = observed(GATED, gated=True)
-    assert by_position(outlook.survival) == pytest.approx(np.full(K, ACCEPTED), abs=0.08)
+    forecast = observed(GATED, gated=True)
+    assert by_position(forecast.p_accepted) == pytest.approx(np.full(K, ACCEPTED), abs=0.08)
 
 
 def test_how_far_a_draft_goes_is_known() -> None:
-    outlook = observed(GATED, gated=True)
+    forecast = observed(GATED, gated=True)
     # A draft that is empty is a case of its own, so the first position of a draft is sure.
-    assert outlook.chance[0, 0] == pytest.approx(SURE, abs=0.08)
-    assert outlook.reach[0, 0] == pytest.approx(SURE ** np.arange(K), abs=0.1)
-    emitted = outlook.chance[0, 0] * float((outlook.reach * outlook.survival)[0, 0].sum())
+    assert forecast.p_length[0, 0] == pytest.approx(SURE, abs=0.08)
+    assert forecast.p_reached[0, 0] == pytest.approx(SURE ** np.arange(K), abs=0.1)
+    emitted = forecast.p_length[0, 0] * float(
+        (forecast.p_reached * forecast.p_accepted)[0, 0].sum()
+    )
     right = float(((SURE * ACCEPTED) ** np.arange(1, K + 1)).sum())
     assert emitted == pytest.approx(right, rel=0.12)
 
 
 def test_without_a_gate_every_position_is_reached() -> None:
-    outlook = observed(PLAIN, gated=False)
-    assert (outlook.reach == 1.0).all()
+    forecast = observed(PLAIN, gated=False)
+    assert (forecast.p_reached == 1.0).all()
     usual = SURE * ACCEPTED + (1 - SURE) * REFUSED
-    assert by_position(outlook.survival) == pytest.approx(np.full(K, usual), abs=0.1)
+    assert by_position(forecast.p_accepted) == pytest.approx(np.full(K, usual), abs=0.1)
 
 
 def test_a_draft_that_something_else_cut_did_not_end_by_itself() -> None:
     """A model without a gate: for instance, a grammar dropped the rest of its draft."""
-    assert (observed(PLAIN, gated=True).reach == 1.0).all()
+    assert (observed(PLAIN, gated=True).p_reached == 1.0).all()
 
 
 def test_a_rejected_draft_says_nothing_of_where_it_ended() -> None:
-    known = Evidence((GATED,), K)
+    known = Measurements((GATED,), K)
     known.admit("r", RequestClass.GREEDY)
     for _ in range(200):
-        known.observe_drafts([DraftFate("r", "model", K, 2, 2, 1)])
+        known.observe_drafts([DraftOutcome("r", "model", K, 2, 2, 1)])
     view = RowView("r", SpecMethod("goodput", K), 100, 50)
-    assert (known.outlook([view], [0]).reach == 1.0).all()
+    assert (known.forecast([view], [0]).p_reached == 1.0).all()
 
 
 def test_what_was_learned_of_early_ends_survives_a_restart() -> None:
-    before, after = Evidence((GATED,), K), Evidence((GATED,), K)
+    before, after = Measurements((GATED,), K), Measurements((GATED,), K)
     view = RowView("r", SpecMethod("goodput", K), 100, 50)
     for known in (before, after):
         known.admit("r", RequestClass.GREEDY)
     for _ in range(200):
-        before.observe_drafts([DraftFate("r", "model", K, 2, 2, 2)])
+        before.observe_drafts([DraftOutcome("r", "model", K, 2, 2, 2)])
     after.restore(before.snapshot())
-    reach = after.outlook([view], [0]).reach[0, 0]
-    assert reach == pytest.approx(before.outlook([view], [0]).reach[0, 0], abs=1e-3)
-    assert reach[2] < 0.1
+    p_reached = after.forecast([view], [0]).p_reached[0, 0]
+    assert p_reached == pytest.approx(before.forecast([view], [0]).p_reached[0, 0], abs=1e-3)
+    assert p_reached[2] < 0.1
 
 
 def test_a_lookup_in_the_place_of_a_cascade_with_a_model_has_no_catch_up() -> None:
-    known = Evidence((ProposerTraits("mix", K, keeps_kv=True),), K)
+    known = Measurements((ProposerTraits("mix", K, keeps_kv=True),), K)
     known.remove_proposer("mix")
     known.add_proposer(ProposerTraits("mix", K, lookup=True))
     known.admit("r", RequestClass.GREEDY)
