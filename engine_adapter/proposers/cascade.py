@@ -37,8 +37,8 @@ class CascadeProposer:
         """
         collected = DraftCollector(len(batch.rows))
         for member in self._members:
-            wanted = collected.empty if member.draft_kv else collected.empty & (batch.k > 0)
-            index = np.flatnonzero(wanted)
+            undrafted = collected.empty if member.draft_kv else collected.empty & (batch.k > 0)
+            index = np.flatnonzero(undrafted)
             if index.size:
                 k = np.minimum(batch.k[index], member.num_speculative_tokens)
                 collected.set(index, member.draft(batch.select(index, k)))

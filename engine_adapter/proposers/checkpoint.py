@@ -134,8 +134,8 @@ class Checkpoint:
 
     def field_error(self, name: str, message: str) -> CheckpointError:
         """The error for an invalid field `name`; `message` says what it must be."""
-        found = self.config.get(name)
-        return CheckpointError(f"{self._config_path}: {name} {message}; it is {clip(found)}")
+        value = self.config.get(name)
+        return CheckpointError(f"{self._config_path}: {name} {message}; it is {clip(value)}")
 
     def check_k(self, k: int, limit: int, meaning: str) -> None:
         """Raises `CheckpointError` if k is above `limit`. The message has its `meaning`."""
@@ -157,12 +157,12 @@ class Checkpoint:
         """The file of a tensor."""
         return self._entries[name].path
 
-    def check_tensors(self, needed: Mapping[str, Shape], known: Iterable[str] = ()) -> None:
+    def check_tensors(self, needed: Mapping[str, Shape], optional: Iterable[str] = ()) -> None:
         """Raises `CheckpointError` for a missing tensor, a wrong shape, or an unexpected tensor.
 
         Args:
             needed: name -> shape of the tensors that must exist.
-            known: names of tensors that may exist too and are not used.
+            optional: names of tensors that may exist too and are not used.
         """
         for name, shape in needed.items():
             if name not in self.shapes:
@@ -174,7 +174,7 @@ class Checkpoint:
                     f"{self.path_of(name)}: tensor {name} must have shape {list(shape)}; "
                     f"it has {list(self.shapes[name])}"
                 )
-        for name in sorted(self.shapes.keys() - needed.keys() - set(known)):
+        for name in sorted(self.shapes.keys() - needed.keys() - set(optional)):
             raise CheckpointError(f"{self.path_of(name)}: tensor {name} is not expected")
 
     def read(self, names: Iterable[str]) -> "dict[str, torch.Tensor]":

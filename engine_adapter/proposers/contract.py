@@ -84,7 +84,7 @@ class Capabilities:
 
     def __or__(self, other: "Capabilities") -> "Capabilities":
         """The requirements of both."""
-        names = [known.name for known in fields(Capabilities)]
+        names = [capability.name for capability in fields(Capabilities)]
         return Capabilities(*(getattr(self, name) or getattr(other, name) for name in names))
 
 

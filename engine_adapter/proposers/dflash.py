@@ -32,14 +32,14 @@ _WITHIN = "dflash_config"
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     checkpoint = open_block_head(spec, ARCHITECTURE, target)
     combined = check_inputs(checkpoint, target, _WITHIN)
-    within, first = checkpoint.config.get(_WITHIN) or {}, "false: a mask gives the first draft"
+    within, remedy = checkpoint.config.get(_WITHIN) or {}, "false: a mask gives the first draft"
     if within.get("use_swa"):
         raise checkpoint.field_error(_WITHIN, _FULL)
     # vLLM's V1 runner ignores it and reads the drafts of such a head from the wrong places.
     if within.get(FROM_NEWEST):
-        raise checkpoint.field_error(_WITHIN, f"must have {FROM_NEWEST} {first}")
+        raise checkpoint.field_error(_WITHIN, f"must have {FROM_NEWEST} {remedy}")
     if checkpoint.flag(FROM_NEWEST):
-        raise checkpoint.field_error(FROM_NEWEST, f"must be {first}")
+        raise checkpoint.field_error(FROM_NEWEST, f"must be {remedy}")
     if block := checkpoint.config.get("block_size"):
         checkpoint.integer("block_size", at_least=2)
         limit = f"the block size of {block} without the token before the drafts"
@@ -83,9 +83,9 @@ def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") 
     Raises:
         CheckpointError: a field is missing or out of range, or a layer has a window.
     """
-    numbers, first = "target_layer_ids", 0
+    numbers, first_layer = "target_layer_ids", 0
     if CONFIG in checkpoint.config:
-        within, numbers, first = "", "aux_hidden_state_layer_ids", 1
+        within, numbers, first_layer = "", "aux_hidden_state_layer_ids", 1
     fields: Any = checkpoint.config.get(within) if within else checkpoint.config
     if not isinstance(fields, dict):
         raise checkpoint.field_error(within, "must be an object")
@@ -99,14 +99,14 @@ def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") 
     if type(mask) is not int or not 0 <= mask < target.vocab_size:
         raise error("mask_token_id", f"a token in [0, {target.vocab_size})")
     count = target.num_layers
-    stop = None if count is None else first + count
+    stop = None if count is None else first_layer + count
     if not (
         isinstance(layers, list)
         and layers
-        and all(type(i) is int and first <= i < (stop or i + 1) for i in layers)
+        and all(type(i) is int and first_layer <= i < (stop or i + 1) for i in layers)
         and len(set(layers)) == len(layers)
     ):
-        raise error(numbers, f"different layers in [{first}, {stop})")
+        raise error(numbers, f"different layers in [{first_layer}, {stop})")
     _check_full_attention(checkpoint)
     return len(layers)
 

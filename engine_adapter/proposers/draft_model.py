@@ -35,9 +35,9 @@ def _validate(spec: ProposerSpec) -> None:
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
-    size, whole = spec.options[TENSOR_PARALLEL_SIZE], target.tensor_parallel_size
-    if size not in (None, 1, whole):
-        raise OptionError(TENSOR_PARALLEL_SIZE, f"must be 1 or the target's {whole}, got {size}")
+    size, ranks = spec.options[TENSOR_PARALLEL_SIZE], target.tensor_parallel_size
+    if size not in (None, 1, ranks):
+        raise OptionError(TENSOR_PARALLEL_SIZE, f"must be 1 or the target's {ranks}, got {size}")
 
 
 def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:

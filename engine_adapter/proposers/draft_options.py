@@ -47,8 +47,8 @@ def validate(spec: ProposerSpec) -> None:
     """Raises `OptionError` for an invalid value, or block verification of greedy drafts."""
     for option, values in _VALUES.items():
         if spec.options[option] not in values:
-            known = " or ".join(map(repr, values))
-            raise OptionError(option, f"must be {known}, got {clip(spec.options[option])}")
+            allowed = " or ".join(map(repr, values))
+            raise OptionError(option, f"must be {allowed}, got {clip(spec.options[option])}")
     if spec.options["verification"] == "block" and not samples(spec):
         raise OptionError(
             "verification", '"block" is for sampled drafts: it needs draft_sampling "probabilistic"'

@@ -58,16 +58,16 @@ class DraftRow(Sequence[int]):
         return iter(self.numpy().tolist())
 
     @overload
-    def __getitem__(self, at: int) -> int: ...
+    def __getitem__(self, index: int) -> int: ...
 
     @overload
-    def __getitem__(self, at: slice) -> "DraftRow | list[int]": ...
+    def __getitem__(self, index: slice) -> "DraftRow | list[int]": ...
 
-    def __getitem__(self, at: int | slice) -> "int | DraftRow | list[int]":
+    def __getitem__(self, index: int | slice) -> "int | DraftRow | list[int]":
         """A token, or some; the first ones are a `DraftRow` again, and nothing waits."""
-        if isinstance(at, slice) and not at.start and at.step is None:
-            return DraftRow(self.table, self.row, len(range(*at.indices(self._length))))
-        tokens: int | list[int] = self.numpy().tolist()[at]
+        if isinstance(index, slice) and not index.start and index.step is None:
+            return DraftRow(self.table, self.row, len(range(*index.indices(self._length))))
+        tokens: int | list[int] = self.numpy().tolist()[index]
         return tokens
 
     def __eq__(self, other: object) -> bool:

@@ -50,9 +50,9 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
         raise checkpoint.field_error(_KIND, 'must be "vanilla"')
     if block := config.get("block_size"):
         checkpoint.integer("block_size", at_least=2)
-        most = block if from_newest(config) else block - 1
+        max_k = block if from_newest(config) else block - 1
         limit = f"the drafts in a block of {block}"
-        checkpoint.check_k(spec.num_speculative_tokens, most, limit)
+        checkpoint.check_k(spec.num_speculative_tokens, max_k, limit)
     needed = dflash.tensors(checkpoint, target, combined)
     checkpoint.check_tensors(needed | _heads(checkpoint, target))
 

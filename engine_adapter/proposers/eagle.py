@@ -66,7 +66,7 @@ def check_eagle(spec: ProposerSpec, target: TargetSizes) -> None:
     hidden = target.hidden_size
     needed: dict[str, Shape] = {"fc.weight": (hidden, 2 * hidden)}
     for i in range(checkpoint.integer("num_hidden_layers")):
-        needed |= _layer(checkpoint, f"layers.{i}.", hidden, first=i == 0)
+        needed |= _layer(checkpoint, f"layers.{i}.", hidden, is_first=i == 0)
     optional = {"embed_tokens.weight": (target.vocab_size, hidden), FC_BIAS: (hidden,)}
     _check_tensors(checkpoint, needed, optional)
 
@@ -75,14 +75,14 @@ def check_eagle3(spec: ProposerSpec, target: TargetSizes) -> None:
     """`ProposerMethod.check` for the checkpoints that vLLM's EAGLE-3 heads load."""
     checkpoint = _open(spec, _EAGLE3)
     hidden, vocabulary = checkpoint.integer("hidden_size"), target.vocab_size
-    own = checkpoint.config.get("target_hidden_size") is not None
-    size_field = "target_hidden_size" if own else "hidden_size"
+    has_target_size = checkpoint.config.get("target_hidden_size") is not None
+    size_field = "target_hidden_size" if has_target_size else "hidden_size"
     checkpoint.require(size_field, target.hidden_size, "the target's hidden size")
     checkpoint.require("vocab_size", vocabulary, "the target's vocabulary")
-    first = "midlayer." if "midlayer.hidden_norm.weight" in checkpoint.shapes else "layers.0."
-    needed = _layer(checkpoint, first, 2 * hidden) | {
+    prefix = "midlayer." if "midlayer.hidden_norm.weight" in checkpoint.shapes else "layers.0."
+    needed = _layer(checkpoint, prefix, 2 * hidden) | {
         "norm.weight": (hidden,),
-        f"{first}hidden_norm.weight": (hidden,),
+        f"{prefix}hidden_norm.weight": (hidden,),
         **_combination(checkpoint, target),
     }
     for i in range(1, checkpoint.integer("num_hidden_layers")):
@@ -94,8 +94,8 @@ def check_eagle3(spec: ProposerSpec, target: TargetSizes) -> None:
         needed |= {**embedding, **output}
     if drafted != vocabulary:
         needed |= {"d2t": (drafted,), **output}
-    known = {"d2t": (drafted,), "t2d": (vocabulary,)}
-    _check_tensors(checkpoint, needed, {**embedding, **output, **known})
+    vocabulary_maps = {"d2t": (drafted,), "t2d": (vocabulary,)}
+    _check_tensors(checkpoint, needed, {**embedding, **output, **vocabulary_maps})
 
 
 def _combination(checkpoint: Checkpoint, target: TargetSizes) -> dict[str, Shape]:
@@ -125,8 +125,8 @@ def _open(spec: ProposerSpec, architectures: Sequence[str]) -> Checkpoint:
     checkpoint = Checkpoint(spec.model)
     if CONFIG in checkpoint.config:
         checkpoint.config = _from_speculators(checkpoint, spec.method)
-    found = checkpoint.config.get("architectures")
-    if not isinstance(found, list) or len(found) != 1 or found[0] not in architectures:
+    names = checkpoint.config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in architectures:
         raise checkpoint.field_error("architectures", f"must be one of {', '.join(architectures)}")
     return checkpoint
 
@@ -144,34 +144,40 @@ def _from_speculators(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
 
 def _checked_aux_layers(checkpoint: Checkpoint, target: TargetSizes) -> tuple[int, ...]:
     """`aux_layers` of the checkpoint. Raises `CheckpointError` if they are not the target's."""
-    last = target.num_layers
+    num_layers = target.num_layers
     inner = checkpoint.config.get("eagle_config") or {}
     try:
         layers = aux_layers(checkpoint.config)
-        known = all(type(i) is int and 0 <= i <= (last or i) for i in layers)
+        is_valid = all(type(i) is int and 0 <= i <= (num_layers or i) for i in layers)
     except (TypeError, AttributeError):
-        known = False
-    if not known:
+        is_valid = False
+    if not is_valid:
         raise checkpoint.field_error(
             AUX_LAYERS if AUX_LAYERS in checkpoint.config else "eagle_config",
-            f"must name layers of the target in {AUX_LAYERS}, 0 to {last}",
+            f"must name layers of the target in {AUX_LAYERS}, 0 to {num_layers}",
         )
     reads_layers = inner.get("use_aux_hidden_state", True)
-    if reads_layers and not layers and last and len(set(default := default_aux_layers(last))) < 3:
+    if (
+        reads_layers
+        and not layers
+        and num_layers
+        and len(set(default := default_aux_layers(num_layers))) < 3
+    ):
         raise checkpoint.field_error(
             AUX_LAYERS,
             "must name the target's layers that the head reads: without it they are "
-            f"{', '.join(map(str, default))}, and a target of {last} layers has no such three",
+            f"{', '.join(map(str, default))}, and a target of {num_layers} layers has no such "
+            "three",
         )
     return layers
 
 
 def _layer(
-    checkpoint: Checkpoint, prefix: str, width: int, *, first: bool = False
+    checkpoint: Checkpoint, prefix: str, width: int, *, is_first: bool = False
 ) -> dict[str, Shape]:
     """The tensors of a Llama layer whose attention reads `width` elements, name -> shape.
 
-    The `first` layer of EAGLE has no norm before its attention.
+    The first layer of EAGLE (`is_first`) has no norm before its attention.
     """
     hidden, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
     heads = checkpoint.integer("num_attention_heads")
@@ -185,7 +191,7 @@ def _layer(
     }
     mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     shapes: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
-    if not first:
+    if not is_first:
         shapes["input_layernorm.weight"] = (hidden,)
     if _QWEN3 in checkpoint.config["architectures"]:
         shapes |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}

@@ -56,13 +56,13 @@ def get_method(name: str) -> ProposerMethod:
     return _BY_NAME[name]
 
 
-def needs(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> Capabilities:
-    """The capabilities of a proposer and of its members, which are among `others`."""
+def needs(spec: ProposerSpec, candidates: Sequence[ProposerSpec]) -> Capabilities:
+    """The capabilities of a proposer and of its members, which are among `candidates`."""
     capabilities = get_method(spec.method).capabilities
     if capabilities.members:
-        for other in others:
-            if other.name in spec.options["members"]:
-                capabilities |= get_method(other.method).capabilities
+        for member in candidates:
+            if member.name in spec.options["members"]:
+                capabilities |= get_method(member.method).capabilities
     return capabilities
 
 
@@ -79,12 +79,12 @@ def read_name(fields: Mapping[str, Any]) -> str:
     return name
 
 
-def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -> ProposerSpec:
+def parse_spec(fields: Mapping[str, Any], candidates: Sequence[ProposerSpec] = ()) -> ProposerSpec:
     """Builds a proposer's spec from its JSON object.
 
     Args:
         fields: the object. `method` is optional if `name` is the name of a method.
-        others: the proposers that it may list as members.
+        candidates: the proposers that it may list as members.
 
     Raises:
         EngineConfigError: a field is missing, unknown or invalid. Its `setting` is `proposer`,
@@ -96,21 +96,21 @@ def parse_spec(fields: Mapping[str, Any], others: Sequence[ProposerSpec] = ()) -
     method_name = fields.get("method", name)
     if not isinstance(method_name, str) or method_name not in _BY_NAME:
         raise _error("method", f"{clip(method_name)} is unknown; there are {', '.join(_BY_NAME)}")
-    chosen = get_method(method_name)
-    if name == prediction.METHOD.name and chosen is not prediction.METHOD:
+    method = get_method(method_name)
+    if name == prediction.METHOD.name and method is not prediction.METHOD:
         raise _error("name", f"{name!r} may only be a proposer of the method {name}")
-    options = _options(chosen, fields)
-    default = chosen.default_k or _largest_k(options["members"], others)
+    options = _options(method, fields)
+    default = method.default_k or _largest_k(options["members"], candidates)
     k = fields.get("num_speculative_tokens", default)
     if type(k) is not int or k < 1:
         raise _error("num_speculative_tokens", f"must be an integer of at least 1, got {clip(k)}")
-    spec = ProposerSpec(name, method_name, k, _model(chosen, fields), options)
+    spec = ProposerSpec(name, method_name, k, _model(method, fields), options)
     try:
-        chosen.validate(spec)
+        method.validate(spec)
     except OptionError as error:
         raise EngineConfigError("proposer", f"{name}: {error}", error.option) from None
-    if chosen.capabilities.members:
-        _check_members(spec, others)
+    if method.capabilities.members:
+        _check_members(spec, candidates)
     return spec
 
 
@@ -135,44 +135,50 @@ def with_prediction(specs: Sequence[ProposerSpec], k: int) -> tuple[ProposerSpec
 
 
 def _has_members(fields: Mapping[str, Any]) -> bool:
-    chosen = fields.get("method", fields.get("name"))
+    method_name = fields.get("method", fields.get("name"))
     return (
-        isinstance(chosen, str) and chosen in _BY_NAME and get_method(chosen).capabilities.members
+        isinstance(method_name, str)
+        and method_name in _BY_NAME
+        and get_method(method_name).capabilities.members
     )
 
 
-def _largest_k(members: Any, others: Sequence[ProposerSpec]) -> int:
+def _largest_k(members: Any, candidates: Sequence[ProposerSpec]) -> int:
     """The largest k of the members; 1 without valid members, which `validate` refuses later."""
     named = members if isinstance(members, list) else []
-    return max((spec.num_speculative_tokens for spec in others if spec.name in named), default=1)
+    return max(
+        (spec.num_speculative_tokens for spec in candidates if spec.name in named), default=1
+    )
 
 
-def _check_members(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> None:
-    known = [other.name for other in others if not get_method(other.method).capabilities.members]
+def _check_members(spec: ProposerSpec, candidates: Sequence[ProposerSpec]) -> None:
+    member_names = [
+        member.name for member in candidates if not get_method(member.method).capabilities.members
+    ]
     for name in spec.options["members"]:
-        if name not in known:
-            there_are = ", ".join(known) or "none"
+        if name not in member_names:
+            there_are = ", ".join(member_names) or "none"
             message = f"{clip(name)} is not a proposer that can be a member; there are {there_are}"
             raise _error("members", message)
 
 
-def _model(chosen: ProposerMethod, fields: Mapping[str, Any]) -> str | None:
+def _model(method: ProposerMethod, fields: Mapping[str, Any]) -> str | None:
     model = fields.get("model")
-    if chosen.capabilities.model and not (isinstance(model, str) and model):
-        message = f"{chosen.name} needs the path or id of its weights, got {clip(model)}"
+    if method.capabilities.model and not (isinstance(model, str) and model):
+        message = f"{method.name} needs the path or id of its weights, got {clip(model)}"
         raise _error("model", message, _MISSING if model is None else None)
-    if not chosen.capabilities.model and model is not None:
-        raise _error("model", f"{chosen.name} has no weights of its own; leave it out")
+    if not method.capabilities.model and model is not None:
+        raise _error("model", f"{method.name} has no weights of its own; leave it out")
     return model
 
 
-def _options(chosen: ProposerMethod, fields: Mapping[str, Any]) -> dict[str, Any]:
-    given = {key: value for key, value in fields.items() if key not in _COMMON}
-    for key in given:
-        if key not in chosen.options:
-            known = ", ".join([*sorted(_COMMON), *chosen.options])
-            raise _error(key, f"{chosen.name} has no such field; it has {known}", _UNKNOWN)
-    return {**chosen.options, **given}
+def _options(method: ProposerMethod, fields: Mapping[str, Any]) -> dict[str, Any]:
+    options = {key: value for key, value in fields.items() if key not in _COMMON}
+    for key in options:
+        if key not in method.options:
+            field_names = ", ".join([*sorted(_COMMON), *method.options])
+            raise _error(key, f"{method.name} has no such field; it has {field_names}", _UNKNOWN)
+    return {**method.options, **options}
 
 
 def _error(field: str, message: str, code: str | None = None) -> EngineConfigError:

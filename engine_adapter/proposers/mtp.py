@@ -81,9 +81,9 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
             f"multiple of it; it is {k}",
             "num_speculative_tokens",
         )
-    before, needed = checkpoint.integer("num_hidden_layers"), dict[str, Shape]()
+    num_target_layers, needed = checkpoint.integer("num_hidden_layers"), dict[str, Shape]()
     for i in range(layers):
-        needed |= family.tensors(i, before, target.hidden_size)
+        needed |= family.tensors(i, num_target_layers, target.hidden_size)
     if not needed.keys() & checkpoint.shapes.keys():
         raise CheckpointError(
             f"{target.model}: the target's MTP layers are missing ({', '.join(needed)}): this copy "
@@ -93,11 +93,17 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
 
 
 def _family(checkpoint: Checkpoint) -> Family:
-    found = checkpoint.config.get("architectures")
-    family = FAMILIES.get(found[0]) if isinstance(found, list) and found else None
+    architectures = checkpoint.config.get("architectures")
+    family = (
+        FAMILIES.get(architectures[0])
+        if isinstance(architectures, list) and architectures
+        else None
+    )
     if family is None:
-        known = ", ".join(FAMILIES)
-        message = f"must be one of {known}: the MTP layers of other targets have not been run"
+        family_names = ", ".join(FAMILIES)
+        message = (
+            f"must be one of {family_names}: the MTP layers of other targets have not been run"
+        )
         raise checkpoint.field_error("architectures", message)
     return family
 

@@ -48,25 +48,25 @@ def continuations(
     if places <= 0:
         return start
     # Of a row that is shorter, any tokens: it has no place before its last n-gram.
-    last = tokens[np.arange(len(lengths))[:, None], lengths[:, None] - np.arange(compared, 0, -1)]
-    same = tokens[:, :places] == last[:, :1]
+    newest = tokens[np.arange(len(lengths))[:, None], lengths[:, None] - np.arange(compared, 0, -1)]
+    equal = tokens[:, :places] == newest[:, :1]
     for i in range(1, compared):
-        same &= tokens[:, i : i + places] == last[:, i : i + 1]
+        equal &= tokens[:, i : i + places] == newest[:, i : i + 1]
     # Where an earlier occurrence of a row's last n tokens ends, row after row; fewer as n grows.
-    row, end = np.divmod(np.flatnonzero(same), places)
+    row, end = np.divmod(np.flatnonzero(equal), places)
     end += compared - 1
     earlier = end < lengths[row] - 1
     row, end = row[earlier], end[earlier]
     for n in range(compared, max_n + 1):
         if n > compared:
             row, end = row[end >= n - 1], end[end >= n - 1]
-            same = tokens[row, end - n + 1] == tokens[row, lengths[row] - n]
-            row, end = row[same], end[same]
+            equal = tokens[row, end - n + 1] == tokens[row, lengths[row] - n]
+            row, end = row[equal], end[equal]
         if not row.size:
             break
         if n >= min_n:
-            first = np.flatnonzero(np.diff(row, prepend=-1))
-            start[row[first]] = end[first] + 1
+            first_ends = np.flatnonzero(np.diff(row, prepend=-1))
+            start[row[first_ends]] = end[first_ends] + 1
     return start
 
 
@@ -86,8 +86,8 @@ class NgramProposer:
             start = self._search(batch.token_ids, batch.rows, lengths)
         else:
             start, size = np.zeros(len(lengths), np.int64), np.frexp(lengths)[1]
-            for one in set(size.tolist()):
-                index = np.flatnonzero(size == one)
+            for size_class in set(size.tolist()):
+                index = np.flatnonzero(size == size_class)
                 start[index] = self._search(batch.token_ids, batch.rows[index], lengths[index])
         count = np.where(start > 0, np.minimum(batch.k, lengths - start), 0)
         columns = np.minimum(start[:, None] + np.arange(count.max()), lengths[:, None] - 1)
@@ -102,8 +102,8 @@ class NgramProposer:
     ) -> npt.NDArray[np.int64]:
         """The `continuations` of some rows. Rows that follow each other are not copied."""
         follow = (np.diff(rows) == 1).all()
-        chosen = slice(rows[0], rows[0] + len(rows)) if follow else rows
-        tokens = token_ids[chosen, : lengths.max()]
+        row_index = slice(rows[0], rows[0] + len(rows)) if follow else rows
+        tokens = token_ids[row_index, : lengths.max()]
         return continuations(tokens, lengths, self._min_n, self._max_n)
 
     def forget(self, request_ids: Sequence[str]) -> None:

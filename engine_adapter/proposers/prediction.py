@@ -34,7 +34,7 @@ def position_after(
     Returns:
         A position in [min_n, P], or `None` without a match.
     """
-    found = None
+    matches = None
     ends = np.arange(1, len(predicted) + 1)
     for n in range(1, min(max_n, len(generated)) + 1):
         ends = ends[ends >= n]
@@ -42,11 +42,11 @@ def position_after(
         if not ends.size:
             break
         if n >= min_n:
-            found = ends
-    if found is None:
+            matches = ends
+    if matches is None:
         return None
     # Of two equally near positions the later one wins: a text moves forward.
-    return int(found[::-1][np.abs(found[::-1] - near).argmin()])
+    return int(matches[::-1][np.abs(matches[::-1] - near).argmin()])
 
 
 @dataclass(slots=True)
@@ -69,14 +69,14 @@ class _Cursor:
         self.num_read = len(generated)
         if self.follows:
             expected = predicted[self.position : self.position + len(fresh)]
-            same = fresh[: len(expected)] == expected
-            agreed = len(same) if same.all() else int(same.argmin())
+            equal = fresh[: len(expected)] == expected
+            agreed = len(equal) if equal.all() else int(equal.argmin())
             self.position += agreed
             self.follows = agreed == len(fresh)
         if not self.follows:
-            found = position_after(generated, predicted, self.position, min_n, max_n)
-            if found is not None:
-                self.position, self.follows = found, True
+            position = position_after(generated, predicted, self.position, min_n, max_n)
+            if position is not None:
+                self.position, self.follows = position, True
 
 
 class PredictionProposer:
@@ -94,9 +94,9 @@ class PredictionProposer:
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """The next tokens of each row's prediction, if the row follows it."""
-        return batch.truncate([self._rest(batch, i) for i in range(len(batch.rows))])
+        return batch.truncate([self._next_tokens(batch, i) for i in range(len(batch.rows))])
 
-    def _rest(self, batch: DraftBatch, i: int) -> list[int]:
+    def _next_tokens(self, batch: DraftBatch, i: int) -> list[int]:
         predicted = None if batch.predicted is None else batch.predicted[i]
         if predicted is None:
             return []
@@ -105,8 +105,8 @@ class PredictionProposer:
         cursor.advance(generated, predicted, self._min_n, self._max_n)
         if not cursor.follows:
             return []
-        rest: list[int] = predicted[cursor.position : cursor.position + int(batch.k[i])].tolist()
-        return rest
+        tokens: list[int] = predicted[cursor.position : cursor.position + int(batch.k[i])].tolist()
+        return tokens
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops the cursors of requests that have ended."""

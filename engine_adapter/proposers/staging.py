@@ -66,18 +66,18 @@ class HostCopy:
         return [copy.numpy() for copy in self._copies]
 
 
-def fill(there: torch.Tensor, given: torch.Tensor) -> None:
+def fill(device_tensor: torch.Tensor, source: torch.Tensor) -> None:
     """Copies a large tensor on the CPU into one on the device, which may have another dtype.
 
     Its parts are pinned one by one: to pin all of it would take as much memory again.
     """
-    if there.device.type == "cpu" or not _can_pin(there.device.type):
-        there.copy_(given)
+    if device_tensor.device.type == "cpu" or not _can_pin(device_tensor.device.type):
+        device_tensor.copy_(source)
         return
-    target, source = there.view(-1), given.reshape(-1)
-    for start in range(0, len(source), _PART):
-        part = source[start : start + _PART].to(there.dtype).pin_memory()
-        target[start : start + _PART].copy_(part, non_blocking=True)
+    target_rows, source_rows = device_tensor.view(-1), source.reshape(-1)
+    for start in range(0, len(source_rows), _PART):
+        part = source_rows[start : start + _PART].to(device_tensor.dtype).pin_memory()
+        target_rows[start : start + _PART].copy_(part, non_blocking=True)
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -85,15 +85,15 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Nothing is copied if they lie in memory like this, as the parts of one tensor do.
     """
-    first = parts[0]
-    base, end = first.untyped_storage().data_ptr(), first.storage_offset()
+    first_part = parts[0]
+    base, end = first_part.untyped_storage().data_ptr(), first_part.storage_offset()
     for part in parts:
         here = part.untyped_storage().data_ptr(), part.storage_offset()
         if here != (base, end) or not part.is_contiguous():
             return torch.cat(list(parts))
         end += part.numel()
     rows = sum(len(part) for part in parts)
-    return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
+    return first_part.as_strided((rows, first_part.shape[1]), (first_part.shape[1], 1))
 
 
 @cache

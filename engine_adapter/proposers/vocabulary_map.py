@@ -94,16 +94,16 @@ def map_vocabularies(target: Any, draft: Any, target_size: int, draft_size: int)
     inputs = np.full(target_size, _unknown(draft, draft_size), np.int64)
     outputs = np.full(target_size, NO_TOKEN, np.int64)
     for token, text in of_target.items():
-        if (known := _longest_end(text, by_text)) is not None:
-            inputs[token] = known
+        if (draft_token := _longest_end(text, by_text)) is not None:
+            inputs[token] = draft_token
     for text, token in _first_by_text(of_target).items():
         outputs[token] = by_text.get(text, NO_TOKEN)
     for role in ("bos_token_id", "eos_token_id"):
-        token, same = getattr(target, role), getattr(draft, role)
-        if _is_in(token, target_size) and _is_in(same, draft_size):
-            inputs[token] = same
+        token, draft_token = getattr(target, role), getattr(draft, role)
+        if _is_in(token, target_size) and _is_in(draft_token, draft_size):
+            inputs[token] = draft_token
             if role == "eos_token_id":
-                outputs[token] = same
+                outputs[token] = draft_token
     counts = _num_tokens(target, target_size), _num_tokens(draft, draft_size)
     mapped = VocabularyMap(inputs, outputs, *counts)
     _check(mapped)
@@ -129,8 +129,8 @@ def _is_in(token: int | None, size: int) -> bool:
 
 def _unknown(tokenizer: Any, size: int) -> int:
     """The token that the draft model reads where it has none with the text."""
-    found = (tokenizer.unk_token_id, tokenizer.eos_token_id)
-    return next((token for token in found if _is_in(token, size)), 0)
+    candidates = (tokenizer.unk_token_id, tokenizer.eos_token_id)
+    return next((token for token in candidates if _is_in(token, size)), 0)
 
 
 def _longest_end(text: Text, by_text: Mapping[Text, int]) -> int | None:
@@ -141,10 +141,10 @@ def _longest_end(text: Text, by_text: Mapping[Text, int]) -> int | None:
 
 def _first_by_text(texts: Mapping[int, Text]) -> dict[Text, int]:
     """Text -> its token; of several, the first."""
-    first: dict[Text, int] = {}
+    first_tokens: dict[Text, int] = {}
     for token, text in texts.items():
-        first.setdefault(text, token)
-    return first
+        first_tokens.setdefault(text, token)
+    return first_tokens
 
 
 def _texts(tokenizer: Any, size: int) -> dict[int, Text]:
@@ -162,7 +162,7 @@ def _texts(tokenizer: Any, size: int) -> dict[int, Text]:
     added = tokenizer.added_tokens_decoder
     ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
     texts: dict[int, Text] = {}
-    last: dict[int, Text] = {}
+    byte_texts: dict[int, Text] = {}
     for piece, token in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         if token >= size or token in ends:
             continue
@@ -170,16 +170,16 @@ def _texts(tokenizer: Any, size: int) -> dict[int, Text]:
             content = added[token].content
             texts[token] = content if added[token].special else content.encode()
         else:
-            (last if _BYTE.fullmatch(piece) else texts)[token] = to_bytes(piece)
-    return {**texts, **last}
+            (byte_texts if _BYTE.fullmatch(piece) else texts)[token] = to_bytes(piece)
+    return {**texts, **byte_texts}
 
 
 def _piece_reader(decoder: Any) -> Callable[[str], bytes]:
     """What turns a token, as the vocabulary spells it, into the bytes of its text."""
     steps = _decoder_steps(json.loads(decoder.__getstate__())) if decoder is not None else []
     kinds = {step["type"] for step in steps}
-    if others := sorted(kinds - _DECODERS):
-        message = f"cannot read tokens that the decoder {', '.join(others)} spells"
+    if unknown_types := sorted(kinds - _DECODERS):
+        message = f"cannot read tokens that the decoder {', '.join(unknown_types)} spells"
         raise OptionError(HETEROGENEOUS_VOCAB, message)
     if "ByteLevel" in kinds:
         bytes_of = _byte_level_alphabet()
@@ -192,8 +192,8 @@ def _piece_reader(decoder: Any) -> Callable[[str], bytes]:
     replaced = [pair for step in steps if (pair := _replacement(step)) is not None]
 
     def from_text(piece: str) -> bytes:
-        if "ByteFallback" in kinds and (found := _BYTE.fullmatch(piece)):
-            return bytes.fromhex(found[1])
+        if "ByteFallback" in kinds and (byte_match := _BYTE.fullmatch(piece)):
+            return bytes.fromhex(byte_match[1])
         for old, new in replaced:
             piece = piece.replace(old, new)
         return piece.encode()
@@ -223,6 +223,8 @@ def _byte_level_alphabet() -> dict[str, bytes]:
     other bytes are the characters from 256 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    characters = [*map(chr, printable), *(chr(256 + i) for i in range(len(others)))]
-    return {char: bytes([byte]) for char, byte in zip(characters, printable + others, strict=True)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    characters = [*map(chr, printable), *(chr(256 + i) for i in range(len(unprintable)))]
+    return {
+        char: bytes([byte]) for char, byte in zip(characters, printable + unprintable, strict=True)
+    }

@@ -80,10 +80,10 @@ class MedusaHeads:
                 tokens = self._token_map[tokens]
             return batch.truncate(DraftTable(tokens).rows())
         by_head = self._expand_to_vocabulary(logits).view(heads, len(batch.rows), -1)
-        drawn, probabilities = zip(*map(batch.draw, by_head, range(heads)), strict=True)
+        tokens_by_head, probabilities = zip(*map(batch.draw, by_head, range(heads)), strict=True)
         sampled = probabilities[0] is not None
         return batch.truncate(
-            DraftTable(torch.stack(drawn, 1)).rows(),
+            DraftTable(torch.stack(tokens_by_head, 1)).rows(),
             list(torch.stack(probabilities, 1)) if sampled else None,
         )
 
@@ -95,9 +95,9 @@ class MedusaHeads:
         if self._token_map is None:
             return logits
         shape = (*logits.shape[:-1], self._target.vocab_size)
-        whole = logits.new_full(shape, float("-inf"))
-        whole[..., self._token_map] = logits
-        return whole
+        expanded = logits.new_full(shape, float("-inf"))
+        expanded[..., self._token_map] = logits
+        return expanded
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits of states [heads, R, H]: [heads, R, V'] or [heads * R, V']."""

@@ -68,8 +68,8 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
     has_bias = checkpoint.flag("medusa_fc_bias") or block(0, 0, "bias") in shapes
     weights = [[block(layer, head, "weight") for head in heads] for layer in range(num_layers)]
     biases = [[block(layer, head, "bias") for head in heads] for layer in range(num_layers)]
-    own = [names.output.format(head=head, num_layers=num_layers) for head in heads]
-    outputs = _outputs(checkpoint, own)
+    per_head = [names.output.format(head=head, num_layers=num_layers) for head in heads]
+    outputs = _outputs(checkpoint, per_head)
     rows, token_map = _rows(checkpoint, target, outputs)
     needed: dict[str, Shape] = {name: (hidden, hidden) for names in weights for name in names}
     if has_bias:
@@ -77,7 +77,7 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
     needed |= dict.fromkeys(outputs, (rows, hidden))
     if token_map:
         needed[token_map] = (checkpoint.integer("truncated_vocab_size"),)
-    checkpoint.check_tensors(needed, [*own, TOKEN_MAP])
+    checkpoint.check_tensors(needed, [*per_head, TOKEN_MAP])
     return Layout(
         num_heads=len(heads),
         weights=weights,
@@ -88,14 +88,14 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
     )
 
 
-def _outputs(checkpoint: Checkpoint, own: Sequence[str]) -> Sequence[str]:
-    """`Layout.outputs`; `own` are the names of one output matrix per head."""
+def _outputs(checkpoint: Checkpoint, per_head: Sequence[str]) -> Sequence[str]:
+    """`Layout.outputs`; `per_head` are the names of one output matrix per head."""
     if SHARED_OUTPUT in checkpoint.shapes:
         return [SHARED_OUTPUT]
     # FasterDecoding marks heads without output matrices by version 2.
     if checkpoint.flag("original_lm_head") or checkpoint.config.get("version") == "2":
-        return own[:1] if own[0] in checkpoint.shapes else []
-    return own
+        return per_head[:1] if per_head[0] in checkpoint.shapes else []
+    return per_head
 
 
 def _rows(
@@ -107,5 +107,5 @@ def _rows(
         raise checkpoint.field_error("truncated_vocab_size", f"must be at most {target.vocab_size}")
     if truncated == target.vocab_size or not outputs:
         return target.vocab_size, None
-    whole = checkpoint.shapes.get(outputs[0], ())[:1] == (target.vocab_size,)
-    return target.vocab_size if whole else truncated, TOKEN_MAP
+    is_untruncated = checkpoint.shapes.get(outputs[0], ())[:1] == (target.vocab_size,)
+    return target.vocab_size if is_untruncated else truncated, TOKEN_MAP

@@ -46,25 +46,25 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
     inner = checkpoint.integer("inner_dim", at_least=0, default=0) or hidden
     tied = checkpoint.flag("tie_weights")
     steps = [f"speculator.{{}}.{i}." for i in range(n_predict)]
-    known: list[str] = []
+    all_names: list[str] = []
 
-    def names(part: str, kind: str, first: int = 0) -> tuple[str, ...]:
-        own = tuple(step.format(part) + kind for step in steps)
-        known.extend(own)
+    def names(part: str, kind: str, num_separate: int = 0) -> tuple[str, ...]:
+        step_names = tuple(step.format(part) + kind for step in steps)
+        all_names.extend(step_names)
         if not tied:
-            return own
+            return step_names
         # A tied tensor is stored once, under the name of any step, or once for each step.
-        shared = own[first:]
+        shared = step_names[num_separate:]
         stored = tuple(name for name in shared if name in checkpoint.shapes) or shared
-        return own[:first] + stored[:1] * len(shared)
+        return step_names[:num_separate] + stored[:1] * len(shared)
 
     emb, head = names("emb", "weight"), names("head", "weight")
-    proj = names("proj", "weight", first=1)
+    proj = names("proj", "weight", num_separate=1)
     ln_weight, ln_bias = names("ln", "weight"), names("ln", "bias")
     needed: dict[str, Shape] = dict.fromkeys(emb + head, (vocabulary, inner))
     needed |= dict.fromkeys(proj, (inner, inner)) | {proj[0]: (inner, hidden)}
     needed |= dict.fromkeys(ln_weight + ln_bias, (inner,))
-    checkpoint.check_tensors(needed, known)
+    checkpoint.check_tensors(needed, all_names)
     return Layout(
         n_predict=n_predict,
         inner_dim=inner,
