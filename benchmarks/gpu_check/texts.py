@@ -107,7 +107,7 @@ class Texts:
             if delta.prompt_logprobs is not None:
                 places = [place for place in delta.prompt_logprobs[len(prompt) :] if place]
                 assert len(places) == len(text)
-                return max(place.top[0].logprob - place.chosen.logprob for place in places)
+                return max(place.top[0].logprob - place.actual.logprob for place in places)
         raise RuntimeError("the engine gave no log probabilities of a prompt")
 
     async def _one(self, prompt: Tokens, spec: SpecDecodeParams, seed: int | None) -> Tokens:

@@ -21,7 +21,7 @@ class Adapters:
     """The adapters, by name. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, LoraAdapter] = {}
+        self._adapters: dict[str, LoraAdapter] = {}
         self._num_users: Counter[str] = Counter()
         self._ids = count(1)
         self._changing = asyncio.Lock()
@@ -32,18 +32,18 @@ class Adapters:
             self._show(adapter)
 
     def _show(self, adapter: LoraAdapter) -> LoraAdapter:
-        shown = self._shown[adapter.name] = replace(adapter, id=next(self._ids))
-        return shown
+        numbered = self._adapters[adapter.name] = replace(adapter, id=next(self._ids))
+        return numbered
 
     # -- requests ----------------------------------------------------------------------------
 
     @contextmanager
-    def used(self, adapter: LoraAdapter | None) -> Iterator[None]:
+    def keep_loaded(self, adapter: LoraAdapter | None) -> Iterator[None]:
         """Keeps an adapter loaded during the block. Raises `InvalidRequest` if it is not."""
         if adapter is None:
             yield
             return
-        if self._shown.get(adapter.name) != adapter:
+        if self._adapters.get(adapter.name) != adapter:
             raise _unloaded(adapter)
         self._num_users[adapter.name] += 1
         try:
@@ -55,7 +55,7 @@ class Adapters:
         self, adapter: LoraAdapter | None, ranks: Sequence[DataParallelRank]
     ) -> list[DataParallelRank]:
         """The engines that have an adapter; every one has the model itself, `None`."""
-        return [rank for rank in ranks if adapter is None or _at(rank, adapter) is not None]
+        return [rank for rank in ranks if adapter is None or _adapter_of(rank, adapter) is not None]
 
     def check_held(self, adapter: LoraAdapter | None, holders: Sequence[DataParallelRank]) -> None:
         """Raises `InvalidRequest` if no engine has an adapter: its files are gone."""
@@ -65,12 +65,16 @@ class Adapters:
     def for_rank(self, request: GenerationRequest, rank: DataParallelRank) -> GenerationRequest:
         """A request with its adapter as an engine knows it."""
         adapter = request.lora_adapter
-        return request if adapter is None else replace(request, lora_adapter=_at(rank, adapter))
+        return (
+            request
+            if adapter is None
+            else replace(request, lora_adapter=_adapter_of(rank, adapter))
+        )
 
-    def held(self, ranks: Sequence[DataParallelRank]) -> tuple[LoraAdapter, ...]:
+    def available(self, ranks: Sequence[DataParallelRank]) -> tuple[LoraAdapter, ...]:
         """Those that one of the engines has."""
         names = {adapter.name for rank in ranks for adapter in rank.engine.lora_adapters}
-        return tuple(adapter for adapter in self._shown.values() if adapter.name in names)
+        return tuple(adapter for adapter in self._adapters.values() if adapter.name in names)
 
     # -- changes -----------------------------------------------------------------------------
 
@@ -91,7 +95,7 @@ class Adapters:
             if users := self._num_users[name]:
                 raise LoraRefused("adapter_in_use", f"{users} running sequences use {name!r}.")
             # From here on no request can begin to use it.
-            adapter = self._shown.pop(name, None)
+            adapter = self._adapters.pop(name, None)
             path = "" if adapter is None else adapter.path
             change = Change(
                 f"the unload of adapter {name}",
@@ -102,13 +106,13 @@ class Adapters:
                 await make(change, ranks)
             except Exception:
                 if adapter is not None:
-                    self._shown[name] = adapter
+                    self._adapters[name] = adapter
                 raise
 
 
-def _at(rank: DataParallelRank, adapter: LoraAdapter) -> LoraAdapter | None:
-    own = rank.engine.lora_adapters
-    return next((known for known in own if known.name == adapter.name), None)
+def _adapter_of(rank: DataParallelRank, adapter: LoraAdapter) -> LoraAdapter | None:
+    rank_adapters = rank.engine.lora_adapters
+    return next((candidate for candidate in rank_adapters if candidate.name == adapter.name), None)
 
 
 def _unloaded(adapter: LoraAdapter) -> InvalidRequest:

@@ -14,8 +14,8 @@ WAITING_WEIGHT = 4
 
 
 @dataclass(slots=True)
-class Place:
-    """A sequence at its engine.
+class Assignment:
+    """A sequence and its engine.
 
     Attributes:
         engine: the engine's index.
@@ -49,39 +49,39 @@ class Balancer:
     def __init__(self, num_engines: int) -> None:
         self._waiting = [0] * num_engines
         self._running = [0] * num_engines
-        self._first = 0
+        self._next_engine = 0
         # The identity of a prompt's tuple -> where it is; sequences that run keep the tuple alive.
         self._prompts: dict[int, _Prompt] = {}
 
     @contextmanager
-    def placed(self, engines: Sequence[int], prompt: tuple[int, ...]) -> Iterator[Place]:
-        """Places a sequence for the time of the block.
+    def assign(self, engines: Sequence[int], prompt: tuple[int, ...]) -> Iterator[Assignment]:
+        """Assigns a sequence to an engine for the time of the block.
 
         Args:
             engines: the indices of the engines that can take it; at least one.
             prompt: its tokens. Choices of one prompt share the tuple, and go to one engine, whose
                 prefix cache has the prompt after the first of them.
         """
-        known = self._prompts.get(id(prompt))
-        if known is None or known.engine not in engines:
-            known = self._prompts[id(prompt)] = _Prompt(self._least_loaded(engines))
-        known.choices += 1
-        place = Place(known.engine)
-        self._waiting[place.engine] += 1
+        shared = self._prompts.get(id(prompt))
+        if shared is None or shared.engine not in engines:
+            shared = self._prompts[id(prompt)] = _Prompt(self._least_loaded(engines))
+        shared.choices += 1
+        assignment = Assignment(shared.engine)
+        self._waiting[assignment.engine] += 1
         try:
-            yield place
+            yield assignment
         finally:
-            (self._running if place.has_begun else self._waiting)[place.engine] -= 1
-            known.choices -= 1
-            if not known.choices and self._prompts.get(id(prompt)) is known:
+            (self._running if assignment.has_begun else self._waiting)[assignment.engine] -= 1
+            shared.choices -= 1
+            if not shared.choices and self._prompts.get(id(prompt)) is shared:
                 del self._prompts[id(prompt)]
 
-    def begin(self, place: Place) -> None:
+    def begin(self, assignment: Assignment) -> None:
         """The sequence has its first token. Does nothing if it had one."""
-        if not place.has_begun:
-            place.has_begun = True
-            self._waiting[place.engine] -= 1
-            self._running[place.engine] += 1
+        if not assignment.has_begun:
+            assignment.has_begun = True
+            self._waiting[assignment.engine] -= 1
+            self._running[assignment.engine] += 1
 
     def load(self, engine: int) -> int:
         """What an engine has to do."""
@@ -90,6 +90,8 @@ class Balancer:
     def _least_loaded(self, engines: Sequence[int]) -> int:
         """Of equal ones, the next in turn."""
         size = len(self._waiting)
-        best = min(engines, key=lambda engine: (self.load(engine), (engine - self._first) % size))
-        self._first = (best + 1) % size
+        best = min(
+            engines, key=lambda engine: (self.load(engine), (engine - self._next_engine) % size)
+        )
+        self._next_engine = (best + 1) % size
         return best

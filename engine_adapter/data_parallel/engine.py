@@ -94,7 +94,7 @@ class DataParallelEngine:
             infos[0],
             max_model_len=min(info.max_model_len for info in infos),
             max_num_seqs=sum(info.max_num_seqs for info in infos),
-            proposers=self._merged.of(
+            proposers=self._merged.merge(
                 tuple(rank.engine.info.proposers for rank in self._serving_or_all())
             ),
         )
@@ -135,7 +135,7 @@ class DataParallelEngine:
 
         try:
             for ranks in (self._ranks[:1], self._ranks[1:]):
-                await _together([begin(rank) for rank in ranks])
+                await _run_together([begin(rank) for rank in ranks])
         except BaseException:
             await self.stop()
             raise
@@ -153,20 +153,20 @@ class DataParallelEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
-        with self._adapters.used(request.lora_adapter):
+        with self._adapters.keep_loaded(request.lora_adapter):
             ranks = self._adapters.holders(request.lora_adapter, self._serving)
             if not ranks and (failure := self.failure) is not None:
                 raise failure
             self._adapters.check_held(request.lora_adapter, ranks)
-            self._switching.saw(request.spec_decode)
+            self._switching.note_request(request.spec_decode)
             engines = [rank.index for rank in ranks]
-            with self._balancer.placed(engines, request.prompt_token_ids) as place:
-                rank = self._ranks[place.engine]
-                own = self._adapters.for_rank(request, rank)
+            with self._balancer.assign(engines, request.prompt_token_ids) as assignment:
+                rank = self._ranks[assignment.engine]
+                rank_request = self._adapters.for_rank(request, rank)
                 try:
-                    async with aclosing(rank.engine.generate(own)) as deltas:
+                    async with aclosing(rank.engine.generate(rank_request)) as deltas:
                         async for delta in deltas:
-                            self._balancer.begin(place)
+                            self._balancer.begin(assignment)
                             yield delta
                 except EngineDead as error:
                     if rank.engine.failure is None:  # it was stopped
@@ -189,8 +189,8 @@ class DataParallelEngine:
     async def proposers(self) -> tuple[ProposerInfo, ...]:
         """See `Engine.proposers`."""
         ranks = self._serving_or_all()
-        shown = await asyncio.gather(*(rank.engine.proposers() for rank in ranks))
-        return MergedProposers().of(tuple(shown))
+        by_engine = await asyncio.gather(*(rank.engine.proposers() for rank in ranks))
+        return MergedProposers().merge(tuple(by_engine))
 
     async def load_proposer(self, fields: Mapping[str, Any]) -> ProposerInfo:
         """See `Engine.load_proposer`."""
@@ -208,7 +208,9 @@ class DataParallelEngine:
         return tuple(
             replace(
                 info,
-                state=of_every_engine({i: own[info.name] for i, own in states.items()}),
+                state=of_every_engine(
+                    {i: policy_states[info.name] for i, policy_states in states.items()}
+                ),
             )
             for info in ranks[0].engine.policies
         )
@@ -233,7 +235,7 @@ class DataParallelEngine:
     @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
         """See `Engine.lora_adapters`: those that an engine has."""
-        return self._adapters.held(self._serving_or_all())
+        return self._adapters.available(self._serving_or_all())
 
     async def load_lora_adapter(self, name: str, path: str) -> LoraAdapter:
         """See `Engine.load_lora_adapter`."""
@@ -252,11 +254,11 @@ class DataParallelEngine:
         """
         if report.policy is not None:
             self._suspended[index] = report.policy.suspended
-            held = {
-                name: any(own.get(name, False) for own in self._suspended)
+            suspended = {
+                name: any(guards.get(name, False) for guards in self._suspended)
                 for name in report.policy.suspended
             }
-            report = replace(report, policy=replace(report.policy, suspended=held))
+            report = replace(report, policy=replace(report.policy, suspended=suspended))
         self._grammars[index] = report.grammars
         total = sum(self._grammars, NO_GRAMMARS)
         self._observer.on_step(replace(report, grammars=total))
@@ -270,9 +272,9 @@ class DataParallelEngine:
         self._observer.on_restart(succeeded)
 
 
-async def _together(work: Sequence[Any]) -> None:
+async def _run_together(coroutines: Sequence[Any]) -> None:
     """Runs coroutines at once. The first failure ends the others, and is raised."""
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
     except BaseException:

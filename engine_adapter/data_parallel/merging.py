@@ -6,7 +6,7 @@ from typing import Any
 
 from engine_adapter.seam.types import ProposerInfo, ProposerState
 
-Shown = tuple[ProposerInfo, ...]
+ProposerInfos = tuple[ProposerInfo, ...]
 
 _WORST = (ProposerState.QUARANTINED, ProposerState.LOADING, ProposerState.LOADED)
 
@@ -29,31 +29,31 @@ class MergedProposers:
     """The proposers of several engines. The last answer is kept, because every request asks."""
 
     def __init__(self) -> None:
-        self._of: tuple[Shown, ...] = ()
-        self._merged: Shown = ()
+        self._by_engine: tuple[ProposerInfos, ...] = ()
+        self._merged: ProposerInfos = ()
 
-    def of(self, shown: tuple[Shown, ...]) -> Shown:
+    def merge(self, by_engine: tuple[ProposerInfos, ...]) -> ProposerInfos:
         """Those that all engines have, or that are being loaded, in the order of the first.
 
         Args:
-            shown: of each engine, in any order.
+            by_engine: of each engine, in any order.
         """
-        if len(shown) != len(self._of) or any(
-            a is not b for a, b in zip(shown, self._of, strict=True)
+        if len(by_engine) != len(self._by_engine) or any(
+            a is not b for a, b in zip(by_engine, self._by_engine, strict=True)
         ):
-            self._of, self._merged = shown, _merge(shown)
+            self._by_engine, self._merged = by_engine, _merge(by_engine)
         return self._merged
 
 
-def _merge(shown: Sequence[Shown]) -> Shown:
+def _merge(by_engine: Sequence[ProposerInfos]) -> ProposerInfos:
     by_name: dict[str, list[ProposerInfo]] = {}
-    for infos in shown:
+    for infos in by_engine:
         for info in infos:
             by_name.setdefault(info.name, []).append(info)
     return tuple(
         merged(infos)
         for infos in by_name.values()
-        if len(infos) == len(shown) or any(i.state == ProposerState.LOADING for i in infos)
+        if len(infos) == len(by_engine) or any(i.state == ProposerState.LOADING for i in infos)
     )
 
 

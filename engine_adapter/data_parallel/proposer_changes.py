@@ -29,7 +29,7 @@ class ProposerChanges:
     ) -> ProposerInfo:
         """See `Engine.load_proposer`."""
         name = read_name(fields)
-        with self._alone(name):
+        with self._exclusive(name):
             change = Change(
                 f"the load of {name}",
                 lambda engine: engine.load_proposer(fields),
@@ -42,7 +42,7 @@ class ProposerChanges:
 
     async def unload(self, name: str, ranks: Sequence[DataParallelRank]) -> None:
         """See `Engine.unload_proposer`."""
-        with self._alone(name):
+        with self._exclusive(name):
             fields = self._fields.get(name, {})
             change = Change(
                 f"the unload of {name}",
@@ -53,7 +53,7 @@ class ProposerChanges:
             self._fields.pop(name, None)
 
     @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
+    def _exclusive(self, name: str) -> Iterator[None]:
         if self._changing:
             raise ProposerRefused(
                 "load_in_progress",
@@ -68,6 +68,11 @@ class ProposerChanges:
 
 def fields_of(spec: ProposerSpec) -> dict[str, Any]:
     """The JSON object of a proposer, as `parse_spec` reads it."""
-    own = {"name": spec.name, "method": spec.method, "model": spec.model}
-    given = {**own, "num_speculative_tokens": spec.num_speculative_tokens, **spec.options}
-    return {name: value for name, value in given.items() if value is not None}
+    fields = {
+        "name": spec.name,
+        "method": spec.method,
+        "model": spec.model,
+        "num_speculative_tokens": spec.num_speculative_tokens,
+        **spec.options,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

@@ -17,18 +17,18 @@ class Switching:
     """
 
     def __init__(self) -> None:
-        self._last = NO_SWITCH
+        self._last_switch = NO_SWITCH
 
-    def saw(self, params: SpecDecodeParams) -> None:
+    def note_request(self, params: SpecDecodeParams) -> None:
         """A request begins."""
-        if not params.pinned and params.switch_epoch >= self._last.epoch:
-            self._last = Switch(params.spec_method, params.switch_epoch)
+        if not params.pinned and params.switch_epoch >= self._last_switch.epoch:
+            self._last_switch = Switch(params.spec_method, params.switch_epoch)
 
     async def switch(
         self, switch: Switch, running: bool, ranks: Sequence[DataParallelRank]
     ) -> None:
         """See `Engine.switch`. If one refuses, running requests of all have the method before."""
-        old = Switch(self._last.spec_method, switch.epoch)
+        old = Switch(self._last_switch.spec_method, switch.epoch)
         change = Change(
             f"the switch to {switch.spec_method.proposer}",
             partial(_switch, switch=switch, running=running),
@@ -37,7 +37,7 @@ class Switching:
             topic="switch" if running else None,
         )
         await make(change, ranks)
-        self._last = switch
+        self._last_switch = switch
 
 
 async def _switch(engine: Engine, *, switch: Switch, running: bool) -> None:

@@ -72,12 +72,12 @@ def _check_restrictions(sampling: SamplingOptions) -> None:
     constraint = sampling.structured_output
     if constraint is not None and constraint.kind is ConstraintKind.JSON_SCHEMA:
         constraint = None
-    for param, given in (
+    for param, is_requested in (
         ("allowed_token_ids", bool(sampling.allowed_token_ids)),
         ("bad_words", bool(sampling.bad_words)),
         (constraint.param if constraint else "", constraint is not None),
     ):
-        if given:
+        if is_requested:
             raise InvalidRequest(param, f"the fake engine does not support {param}")
 
 

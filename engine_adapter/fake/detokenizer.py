@@ -24,34 +24,34 @@ class Detokenizer:
             ids=list(prompt_token_ids), skip_special_tokens=sampling.skip_special_tokens
         )
         self._text = ""
-        self._shown = 0
+        self._num_shown = 0
 
     def add(self, token_id: int, *, may_stop: bool) -> str | None:
         """Appends a token. Returns the stop string that it completed, if `may_stop`."""
-        before = len(self._text)
+        start = len(self._text)
         self._text += self._stream.step(self._tokenizer, token_id) or ""
-        if not may_stop or len(self._text) == before:
+        if not may_stop or len(self._text) == start:
             return None
-        return self._match(before)
+        return self._match(start)
 
     def take(self, *, finished: bool) -> str:
         """The new text since the last call, without text that a stop string may still remove."""
         withheld = 0 if finished else self._num_withheld()
-        end = max(len(self._text) - withheld, self._shown)
-        text = self._text[self._shown : end]
-        self._shown = end
+        end = max(len(self._text) - withheld, self._num_shown)
+        text = self._text[self._num_shown : end]
+        self._num_shown = end
         return text
 
-    def _match(self, before: int) -> str | None:
+    def _match(self, start: int) -> str | None:
         """Cuts the text at the stop string that ends first in [before, end)."""
-        found: tuple[int, str] | None = None
+        match: tuple[int, str] | None = None
         for stop in self._sampling.stop:
-            at = self._text.find(stop, max(0, before - len(stop) + 1))
-            if at >= 0 and (found is None or at + len(stop) < found[0]):
-                found = (at + len(stop), stop)
-        if found is None:
+            position = self._text.find(stop, max(0, start - len(stop) + 1))
+            if position >= 0 and (match is None or position + len(stop) < match[0]):
+                match = (position + len(stop), stop)
+        if match is None:
             return None
-        end, stop = found
+        end, stop = match
         self._text = self._text[
             : end if self._sampling.include_stop_str_in_output else end - len(stop)
         ]

@@ -128,7 +128,7 @@ class FakeEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
-        with self._lora_registry.used(request.lora_adapter):
+        with self._lora_registry.keep_loaded(request.lora_adapter):
             sequence = self._admit(request)
             try:
                 while True:
@@ -283,9 +283,9 @@ class FakeEngine:
         return sequence
 
     def _method_for(self, request: GenerationRequest) -> SpecMethod:
-        params, last = request.spec_decode, self._last_running_switch
-        overtaken = params.switch_epoch < last.epoch and not params.pinned
-        return last.spec_method if overtaken else params.spec_method
+        params, last_switch = request.spec_decode, self._last_running_switch
+        overtaken = params.switch_epoch < last_switch.epoch and not params.pinned
+        return last_switch.spec_method if overtaken else params.spec_method
 
     def _seed_for(self, request: GenerationRequest) -> int | None:
         if request.sampling.temperature == 0:

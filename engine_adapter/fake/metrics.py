@@ -73,10 +73,10 @@ class FakeMetrics:
         self._queries.inc(size)
         self._hits.inc(sequence.num_cached_tokens)
 
-    def on_tokens(self, emitted: int, interval_s: float, *, first: bool) -> None:
+    def on_tokens(self, emitted: int, interval_s: float, *, is_first: bool) -> None:
         """Counts a row's tokens; `interval_s` is the time since the last ones or the arrival."""
         self._generation.inc(emitted)
-        (self._ttft if first else self._itl).observe(interval_s)
+        (self._ttft if is_first else self._itl).observe(interval_s)
 
     def on_step(self, verified: Mapping[str, ProposerCounts]) -> None:
         """Counts a step's drafts."""

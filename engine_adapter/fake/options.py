@@ -92,14 +92,14 @@ class FakeOptions:
 
 def read_options(arguments: Mapping[str, Any]) -> FakeOptions:
     """Reads the fake engine's options from the arguments. Raises `EngineConfigError`."""
-    known = {f.name for f in fields(FakeOptions)}
+    option_names = {f.name for f in fields(FakeOptions)}
     for name in arguments:
-        if name.startswith("fake_") and name not in known:
-            names = ", ".join(sorted(n for n in known if n.startswith("fake_")))
+        if name.startswith("fake_") and name not in option_names:
+            names = ", ".join(sorted(n for n in option_names if n.startswith("fake_")))
             raise EngineConfigError(_SETTING, f"{name} is unknown; the options are {names}")
-    given = {k: v for k, v in arguments.items() if k in known and v is not None}
-    options = FakeOptions(**given)
-    for name, value in given.items():
+    values = {k: v for k, v in arguments.items() if k in option_names and v is not None}
+    options = FakeOptions(**values)
+    for name, value in values.items():
         _check_type(name, value)
     _check_ranges(options)
     return options

@@ -71,7 +71,7 @@ class FakeParsing:
         return FakeParser(self.calls, self.reasoning)
 
     def call_constraint(
-        self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single: bool
+        self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single_call: bool
     ) -> CallConstraint:
         """See `Parsing.call_constraint`. Calls are scripted, so nothing holds them."""
         if answer is None:
@@ -88,8 +88,8 @@ class FakeParser:
     def __init__(self, calls: bool, reasoning: bool) -> None:
         self._calls = calls
         self._reasoning = reasoning
-        self._open = ""
-        self._held = ""
+        self._open_tag = ""
+        self._withheld = ""
         self._index = -1
         self._tokens = 0
         self.failure: ParserFailure | None = None
@@ -115,14 +115,14 @@ class FakeParser:
         return self._tokens if self._reasoning else None
 
     def _pieces(self, delta: Delta) -> Iterator[Piece]:
-        text, self._held = self._held + delta.text, ""
+        text, self._withheld = self._withheld + delta.text, ""
         while text:
-            if self._open == "<tool_call>":
+            if self._open_tag == "<tool_call>":
                 body, end, text = text.partition("</tool_call>")
                 if not end:
-                    self._held = body
+                    self._withheld = body
                     return
-                self._open = ""
+                self._open_tag = ""
                 try:
                     yield from self._call(body)
                 except (ValueError, LookupError, TypeError) as error:
@@ -132,7 +132,7 @@ class FakeParser:
                 continue
             if (tag := _TAG.search(text)) is None:
                 if delta.finish_reason is None:
-                    text, self._held = _split(text)
+                    text, self._withheld = _split(text)
                 yield from self._plain(text)
                 return
             yield from self._plain(text[: tag.start()])
@@ -144,12 +144,12 @@ class FakeParser:
         """Follows a tag; false if it is text."""
         if not (self._calls if "tool" in tag else self._reasoning):
             return False
-        self._open = "" if tag.startswith("</") else tag
+        self._open_tag = "" if tag.startswith("</") else tag
         return True
 
     def _plain(self, text: str) -> Iterator[Piece]:
         if text:
-            yield ReasoningPiece(text) if self._open else TextPiece(text)
+            yield ReasoningPiece(text) if self._open_tag else TextPiece(text)
 
     def _call(self, body: str) -> Iterator[Piece]:
         called = json.loads(body)
@@ -161,7 +161,7 @@ class FakeParser:
 
 def _split(text: str) -> tuple[str, str]:
     """The text without an end that may begin a tag, and that end."""
-    at = text.rfind("<")
-    if at >= 0 and any(tag.startswith(text[at:]) for tag in _TAGS):
-        return text[:at], text[at:]
+    position = text.rfind("<")
+    if position >= 0 and any(tag.startswith(text[position:]) for tag in _TAGS):
+        return text[:position], text[position:]
     return text, ""

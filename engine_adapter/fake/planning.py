@@ -81,9 +81,9 @@ class StepPlanning:
 
     def load(self, spec: ProposerSpec) -> None:
         """A proposer was loaded."""
-        others = tuple(self._specs.values())
+        loaded_specs = tuple(self._specs.values())
         self._specs[spec.name] = spec
-        self._planner.measurements.add_proposer(proposer_traits(spec, others))
+        self._planner.measurements.add_proposer(proposer_traits(spec, loaded_specs))
 
     def unload(self, name: str) -> None:
         """A proposer was unloaded."""
@@ -131,8 +131,8 @@ class StepPlanning:
             else:
                 k = method.num_speculative_tokens
                 if request_id in plan.verify_caps:
-                    whole = self._specs[method.proposer].num_speculative_tokens
-                    k = min(k, plan.verify_caps[request_id][whole])
+                    full_k = self._specs[method.proposer].num_speculative_tokens
+                    k = min(k, plan.verify_caps[request_id][full_k])
                 if not k:
                     rows.append(Row(sequence, shadows=unseen))
                     continue
@@ -162,7 +162,9 @@ class StepPlanning:
         drafted = sum(row.drafted for row in rows)
         return self._planner.observe(
             StepOutcome(
-                drafts=[self._outcome(one) for one in outcomes if one.proposer in self._specs],
+                drafts=[
+                    self._outcome(draft) for draft in outcomes if draft.proposer in self._specs
+                ],
                 work=work,
                 rows=len(rows),
                 tokens=len(rows) + drafted,
@@ -174,21 +176,28 @@ class StepPlanning:
             )
         )
 
-    def _outcome(self, one: VerifiedDraft) -> DraftOutcome:
+    def _outcome(self, draft: VerifiedDraft) -> DraftOutcome:
         """The outcome of a draft for the planner: a proposer of this engine always has k tokens."""
-        whole = self._specs[one.proposer].num_speculative_tokens
-        return DraftOutcome(one.request_id, one.proposer, whole, whole, one.drafted, one.accepted)
+        full_k = self._specs[draft.proposer].num_speculative_tokens
+        return DraftOutcome(
+            draft.request_id, draft.proposer, full_k, full_k, draft.drafted, draft.accepted
+        )
 
 
-def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> ProposerTraits:
-    """A proposer as policies see it; `others` has its members."""
-    every = needs(spec, others)
+def proposer_traits(spec: ProposerSpec, loaded_specs: Sequence[ProposerSpec]) -> ProposerTraits:
+    """A proposer as policies see it; `loaded_specs` has its members."""
+    capabilities = needs(spec, loaded_specs)
     return ProposerTraits(
         spec.name,
         spec.num_speculative_tokens,
-        lookup=not (every.runs_model or every.hidden_states or every.members or every.prediction),
-        keeps_kv=every.draft_kv,
-        selectable=not (every.members or every.prediction),
+        lookup=not (
+            capabilities.runs_model
+            or capabilities.hidden_states
+            or capabilities.members
+            or capabilities.prediction
+        ),
+        keeps_kv=capabilities.draft_kv,
+        selectable=not (capabilities.members or capabilities.prediction),
     )
 
 

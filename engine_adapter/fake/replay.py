@@ -167,16 +167,16 @@ def made_deltas(vocabulary: Vocabulary, method: SpecMethod, num_tokens: int) -> 
     drafts = method.proposer not in (NONE, *POLICY_NAMES)
     k = method.num_speculative_tokens if drafts else 0
     text = Detokenizer(vocabulary.tokenizer, (), SamplingOptions())
-    spec, made = SpecStats(), 0
-    while made < num_tokens:
-        size = 1 if not made else min(k + 1, num_tokens - made)
-        tokens = tuple(_word(vocabulary, made + i) for i in range(size))
+    spec, num_made = SpecStats(), 0
+    while num_made < num_tokens:
+        size = 1 if not num_made else min(k + 1, num_tokens - num_made)
+        tokens = tuple(_word(vocabulary, num_made + i) for i in range(size))
         for token in tokens:
             text.add(token, may_stop=False)
-        if made:
+        if num_made:
             spec += SpecStats(1, size, _perfect(method.proposer, min(k, size), size))
-        made += size
-        finished = made == num_tokens
+        num_made += size
+        finished = num_made == num_tokens
         yield Delta(
             text=text.take(finished=finished),
             token_ids=tokens,
@@ -197,14 +197,14 @@ def _perfect(proposer: str, drafted: int, emitted: int) -> Mapping[str, Proposer
 
 
 def _check_replayable(sampling: SamplingOptions) -> None:
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "logprobs": sampling.logprobs is not None,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
         "stop": sampling.stop,
         "stop_token_ids": sampling.stop_token_ids,
     }
     if sampling.structured_output is not None:
-        asked[sampling.structured_output.param] = True
-    for param, given in asked.items():
-        if given:
+        requested[sampling.structured_output.param] = True
+    for param, is_requested in requested.items():
+        if is_requested:
             raise InvalidRequest(param, f"fake_replay does not support {param}")

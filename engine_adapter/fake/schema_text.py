@@ -60,14 +60,14 @@ class _Writer:
         self._values = 0
 
     def value(self) -> Any:
-        return self._of(self._root, 0)
+        return self._value(self._root, 0)
 
     def _draw(self, count: int) -> int:
         """A number in [0, count)."""
         self._draws += 1
         return draw(self._key, self._draws) % count
 
-    def _of(self, schema: Any, depth: int) -> Any:
+    def _value(self, schema: Any, depth: int) -> Any:
         if depth > _MAX_DEPTH:
             raise self._refusal("a schema of this depth")
         self._values += 1
@@ -77,13 +77,13 @@ class _Writer:
             return None
         self._check(schema)
         if isinstance(ref := schema.get("$ref"), str):
-            return self._of(self._target(ref), depth + 1)
+            return self._value(self._target(ref), depth + 1)
         if "const" in schema:
             return schema["const"]
         if choices := schema.get("enum"):
             return choices[self._draw(len(choices))]
         if branches := schema.get("anyOf"):
-            return self._of(branches[self._draw(len(branches))], depth + 1)
+            return self._value(branches[self._draw(len(branches))], depth + 1)
         kind = schema.get("type", "object" if "properties" in schema else "string")
         kind = kind[0] if isinstance(kind, list) and kind else kind
         match kind:
@@ -125,28 +125,28 @@ class _Writer:
         properties = schema.get("properties", {})
         names = [n for n in properties if depth < _OPTIONAL_DEPTH or n in required]
         names += [name for name in required if name not in properties]
-        return {name: self._of(properties.get(name, {}), depth + 1) for name in names}
+        return {name: self._value(properties.get(name, {}), depth + 1) for name in names}
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
-        least = schema.get("minItems", 0)
-        most = max(min(schema.get("maxItems", least + 2), least + 2), least)
-        count = least + self._draw(most - least + 1) if depth < _OPTIONAL_DEPTH else least
-        return [self._of(schema.get("items", {}), depth + 1) for _ in range(count)]
+        minimum = schema.get("minItems", 0)
+        maximum = max(min(schema.get("maxItems", minimum + 2), minimum + 2), minimum)
+        count = minimum + self._draw(maximum - minimum + 1) if depth < _OPTIONAL_DEPTH else minimum
+        return [self._value(schema.get("items", {}), depth + 1) for _ in range(count)]
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         if (form := schema.get("format")) in _FORMATS:
             return _FORMATS[form]
         text = _WORDS[self._draw(len(_WORDS))]
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        if least > _MAX_LENGTH:
+        min_length, max_length = schema.get("minLength", 0), schema.get("maxLength")
+        if min_length > _MAX_LENGTH:
             raise self._refusal(f"a minLength above {_MAX_LENGTH}")
-        return text.ljust(least, "x")[:most]
+        return text.ljust(min_length, "x")[:max_length]
 
     def _number(self, schema: Mapping[str, Any]) -> int:
-        least = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
-        most = schema.get("maximum", schema.get("exclusiveMaximum", least + 10) - 1)
-        least = -int(-least // 1)
-        return least + self._draw(max(int(most // 1) - least, 0) + 1)
+        minimum = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
+        maximum = schema.get("maximum", schema.get("exclusiveMaximum", minimum + 10) - 1)
+        minimum = -int(-minimum // 1)
+        return minimum + self._draw(max(int(maximum // 1) - minimum, 0) + 1)
 
     def _target(self, ref: str) -> Any:
         node: Any = self._root

@@ -75,11 +75,11 @@ def _scripted(
     if not options.fake_answers:
         return None
     prompt = vocabulary.tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False)
-    answers = (answer for part, answer in options.fake_answers.items() if _has(prompt, part))
+    answers = (answer for part, answer in options.fake_answers.items() if _mentions(prompt, part))
     return next(answers, None)
 
 
-def _has(prompt: str, part: str) -> bool:
+def _mentions(prompt: str, part: str) -> bool:
     """Whether the prompt has the part as whole words: `weather` is not in `get_weather`."""
     begin = r"\b" if re.match(r"\w", part) else ""
     end = r"\b" if re.search(r"\w\Z", part) else ""
@@ -154,7 +154,7 @@ class FakeSequence:
 
     def advance(self, proposer: str, drafted: int, accepted: int, now_s: float) -> ProposerCounts:
         """Emits the accepted drafts and one more token, up to the end, as one delta."""
-        first = not self.prefilled
+        is_first = not self.prefilled
         tokens: list[int] = []
         logprobs: list[TokenLogprob] = []
         while len(tokens) <= accepted and self.finish_reason is None:
@@ -163,16 +163,16 @@ class FakeSequence:
             if (count := self.request.sampling.logprobs) is not None:
                 logprobs.append(self._logprob(self.num_output_tokens - 1, token, count))
         counts = _row_counts(drafted, min(accepted, len(tokens)), len(tokens))
-        if not first:
+        if not is_first:
             by_proposer = {} if proposer == NONE else {proposer: counts}
             self.spec += SpecStats(1, counts.emitted, by_proposer)
-        self._note_time(first, now_s)
+        self._note_time(is_first, now_s)
         self.outbox.put_nowait(
             Delta(
                 text=self._text.take(finished=self.finish_reason is not None),
                 token_ids=tuple(tokens),
                 logprobs=None if self.request.sampling.logprobs is None else tuple(logprobs),
-                prompt_logprobs=self._prompt_logprobs() if first else None,
+                prompt_logprobs=self._prompt_logprobs() if is_first else None,
                 finish_reason=self.finish_reason,
                 stop_reason=self._stop_reason,
                 num_cached_tokens=self.num_cached_tokens,
@@ -202,8 +202,8 @@ class FakeSequence:
             self.finish_reason = FinishReason.STOP
             self._stop_reason = stop
 
-    def _note_time(self, first: bool, now_s: float) -> None:
-        if first:
+    def _note_time(self, is_first: bool, now_s: float) -> None:
+        if is_first:
             self.times.first_token_s = now_s
         self.times.last_token_s = now_s
 
@@ -215,8 +215,8 @@ class FakeSequence:
         count = self.request.sampling.prompt_logprobs
         if count is None:
             return None
-        rest = enumerate(self.request.prompt_token_ids[1:], start=1)
-        return (None, *(self._logprob(-i, token, count) for i, token in rest))
+        positions = enumerate(self.request.prompt_token_ids[1:], start=1)
+        return (None, *(self._logprob(-i, token, count) for i, token in positions))
 
 
 def _end_tokens(request: GenerationRequest, vocabulary: Vocabulary) -> frozenset[int]:

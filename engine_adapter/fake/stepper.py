@@ -89,8 +89,8 @@ class Stepper:
 
     def _has_fault(self, sequence: FakeSequence, fault: InjectedFault) -> bool:
         """Whether the sequence has this fault and has emitted the tokens that come before it."""
-        due = sequence.num_output_tokens >= self._options.fake_trouble_after_tokens
-        return due and sequence.injected_fault is fault
+        is_due = sequence.num_output_tokens >= self._options.fake_trouble_after_tokens
+        return is_due and sequence.injected_fault is fault
 
     def _seconds(self, rows: Sequence[Row]) -> float:
         options = self._options
@@ -122,8 +122,8 @@ class Stepper:
                 continue
             outcomes += self._shadow_outcomes(row)
             counts = self._advance(row, now_s)
-            before = verified.get(row.proposer)
-            verified[row.proposer] = before + counts if before else counts
+            previous = verified.get(row.proposer)
+            verified[row.proposer] = previous + counts if previous else counts
             if row.drafted:
                 request_id = row.sequence.request.request_id
                 outcomes.append(
@@ -190,13 +190,13 @@ class Stepper:
 
     def _advance(self, row: Row, now_s: float) -> ProposerCounts:
         sequence = row.sequence
-        first = not sequence.prefilled
-        since_s = sequence.times.arrived_s if first else sequence.times.last_token_s
+        is_first = not sequence.prefilled
+        since_s = sequence.times.arrived_s if is_first else sequence.times.last_token_s
         accepted = self._accepted(sequence, row.proposer, row.drafted)
-        if first:
+        if is_first:
             self._metrics.on_admission(sequence)
         counts = sequence.advance(row.proposer, row.drafted, accepted, now_s)
-        self._metrics.on_tokens(counts.emitted, now_s - since_s, first=first)
+        self._metrics.on_tokens(counts.emitted, now_s - since_s, is_first=is_first)
         if sequence.finish_reason is not None:
             self._batch.discard(sequence)
             self._metrics.on_end(sequence, sequence.finish_reason.value, now_s)

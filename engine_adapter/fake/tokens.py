@@ -52,7 +52,7 @@ class TokenSource:
         self._key = key
         self._end = length + draw(key) % length
         self._position = 0
-        self._rest: list[int] = []
+        self._pending_tokens: list[int] = []
 
     def next(self, banned: Set[int]) -> int:
         """The next token; after 64 draws it may be one of `banned`."""
@@ -62,21 +62,21 @@ class TokenSource:
         for retry in range(64):
             if token not in banned:
                 return token
-            self._rest.clear()
+            self._pending_tokens.clear()
             token = self._word(draw(self._key, position, retry))
         return token
 
     def _token_at(self, position: int) -> int:
-        if self._rest:
-            return self._rest.pop(0)
+        if self._pending_tokens:
+            return self._pending_tokens.pop(0)
         eos = self._vocabulary.eos
         if position >= self._end and eos is not None:
             return eos
         number = draw(self._key, position)
         characters = self._vocabulary.characters
         if characters and number % _CHARACTER_EVERY == 0:
-            first, *self._rest = characters[(number >> 8) % len(characters)]
-            return first
+            token, *self._pending_tokens = characters[(number >> 8) % len(characters)]
+            return token
         return self._word(number >> 8)
 
     def _word(self, number: int) -> int:
@@ -88,12 +88,12 @@ class ScriptedSource:
 
     def __init__(self, vocabulary: Vocabulary, text: str) -> None:
         encoded = vocabulary.tokenizer.encode(text, add_special_tokens=False)
-        self._rest = list(reversed(encoded.ids))
+        self._pending_tokens = list(reversed(encoded.ids))
         self._end = vocabulary.words[0] if vocabulary.eos is None else vocabulary.eos
 
     def next(self, banned: Set[int]) -> int:
         """The next token; a given text has no alternatives to `banned` ones."""
-        return self._rest.pop() if self._rest else self._end
+        return self._pending_tokens.pop() if self._pending_tokens else self._end
 
 
 def token_logprob(
@@ -112,8 +112,8 @@ def token_logprob(
         for r, i in enumerate(ids)
         if r < count or r == rank
     ]
-    chosen = next(a for a in ranked if a.token_id == token_id)
-    return TokenLogprob(chosen, tuple(ranked[:count]))
+    actual = next(a for a in ranked if a.token_id == token_id)
+    return TokenLogprob(actual, tuple(ranked[:count]))
 
 
 def _candidates(

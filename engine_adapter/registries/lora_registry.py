@@ -62,11 +62,11 @@ class LoraRegistry:
 
     def _check(self, name: str) -> None:
         self._check_enabled()
-        known = {*self._loaded, *self._loading}
-        if name in known:
+        names = {*self._loaded, *self._loading}
+        if name in names:
             raise LoraRefused("adapter_exists", f"An adapter {name!r} is loaded already.")
-        if len(known) >= self._max_loaded:
-            message = f"{len(known)} adapters are loaded, as many as max_cpu_loras allows."
+        if len(names) >= self._max_loaded:
+            message = f"{len(names)} adapters are loaded, as many as max_cpu_loras allows."
             raise LoraRefused("no_room", message)
 
     def _check_enabled(self) -> None:
@@ -93,7 +93,7 @@ class LoraRegistry:
         self._loaded.pop(adapter.name, None)
 
     @contextmanager
-    def used(self, adapter: LoraAdapter | None) -> Iterator[None]:
+    def keep_loaded(self, adapter: LoraAdapter | None) -> Iterator[None]:
         """Marks the adapter as in use during the block; `None` is the base model.
 
         Raises:
@@ -114,5 +114,5 @@ class LoraRegistry:
 
 def max_loaded(arguments: Mapping[str, Any]) -> int:
     """The most adapters that an engine with these arguments can have loaded."""
-    given = arguments.get("max_cpu_loras")
-    return int(given or max(int(arguments.get("max_loras") or 1), DEFAULT_MAX_LOADED))
+    max_cpu_loras = arguments.get("max_cpu_loras")
+    return int(max_cpu_loras or max(int(arguments.get("max_loras") or 1), DEFAULT_MAX_LOADED))

@@ -18,26 +18,28 @@ class PolicySettings:
     """The policies' parameters, which outlive an engine process.
 
     Args:
-        given: policy -> its parameters, where they are not the defaults; checked already.
+        raw_parameters: policy -> its parameters, where they are not the defaults; checked already.
         primary: the primary proposer, if there is one.
 
     Attributes:
-        given: the parameters in force.
+        raw_parameters: the parameters in force, by policy.
         evidence: the last report of what the policies have measured; empty before the first.
     """
 
-    def __init__(self, given: Mapping[str, Mapping[str, Any]], primary: str | None) -> None:
-        self.given: Mapping[str, Mapping[str, Any]] = dict(given)
+    def __init__(
+        self, raw_parameters: Mapping[str, Mapping[str, Any]], primary: str | None
+    ) -> None:
+        self.raw_parameters: Mapping[str, Mapping[str, Any]] = dict(raw_parameters)
         self.evidence: Mapping[str, Any] = {}
         self._primary = primary
 
-    def check(self, name: str, given: Mapping[str, Any], specs: Sequence[ProposerSpec]) -> Any:
+    def check(self, name: str, raw: Mapping[str, Any], specs: Sequence[ProposerSpec]) -> Any:
         """The parameters of a JSON object. Raises `PolicyError`."""
-        return read_policy(name, given, _ks(specs), self._primary)
+        return read_policy(name, raw, _ks(specs), self._primary)
 
-    def set(self, name: str, given: Mapping[str, Any], specs: Sequence[ProposerSpec]) -> PolicyInfo:
+    def set(self, name: str, raw: Mapping[str, Any], specs: Sequence[ProposerSpec]) -> PolicyInfo:
         """Keeps parameters that the engine has taken."""
-        self.given = {**self.given, name: dict(given)}
+        self.raw_parameters = {**self.raw_parameters, name: dict(raw)}
         return self._info(name, _ks(specs))
 
     def usable(self, specs: Sequence[ProposerSpec]) -> dict[str, Mapping[str, Any]]:
@@ -46,13 +48,13 @@ class PolicySettings:
         A policy that names a proposer which was unloaded since starts with its defaults.
         """
         usable = {}
-        for name, given in self.given.items():
+        for name, raw in self.raw_parameters.items():
             try:
-                self.check(name, given, specs)
+                self.check(name, raw, specs)
             except PolicyError as error:
                 log.warning("policy %s starts with its defaults: %s", name, error)
             else:
-                usable[name] = given
+                usable[name] = raw
         return usable
 
     def infos(self, specs: Sequence[ProposerSpec]) -> tuple[PolicyInfo, ...]:
@@ -66,11 +68,11 @@ class PolicySettings:
             self.evidence = report.evidence
 
     def _info(self, name: str, ks: Mapping[str, int]) -> PolicyInfo:
-        given = self.given.get(name, {})
+        raw = self.raw_parameters.get(name, {})
         try:
-            parameters = to_json(name, read_policy(name, given, ks, self._primary))
+            parameters = to_json(name, read_policy(name, raw, ks, self._primary))
         except PolicyError:  # a proposer that it names was unloaded since
-            parameters = dict(given)
+            parameters = dict(raw)
         return PolicyInfo(name, parameters, self.evidence.get("policies", {}).get(name, {}))
 
 

@@ -60,7 +60,7 @@ class ProposerRegistry:
         """
         self._check_not_loading()
         spec = parse_spec(fields, self.specs)
-        if spec.name in (known.name for known in self.specs):
+        if spec.name in (loaded.name for loaded in self.specs):
             raise ProposerRefused("proposer_exists", f"A proposer {spec.name!r} is loaded already.")
         if spec.num_speculative_tokens > self._capacity:
             raise EngineConfigError(
@@ -81,13 +81,13 @@ class ProposerRegistry:
     def check_unload(self, name: str) -> None:
         """Raises `ProposerRefused` unless the proposer may be unloaded now."""
         self._check_not_loading()
-        known = {spec.name: spec for spec in self.specs}
-        if name not in known:
+        loaded = {spec.name: spec for spec in self.specs}
+        if name not in loaded:
             raise ProposerRefused("proposer_not_found", f"No proposer {name!r} is loaded.")
-        if get_method(known[name].method).capabilities.draft_kv:
+        if get_method(loaded[name].method).capabilities.draft_kv:
             raise ProposerRefused(
                 "needs_restart",
-                f"{known[name].method} keeps its own KV, which stays reserved while the engine "
+                f"{loaded[name].method} keeps its own KV, which stays reserved while the engine "
                 f"runs: remove {name!r} from --proposer and restart the server.",
             )
         for spec in self.specs:

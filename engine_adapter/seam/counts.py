@@ -28,12 +28,14 @@ class ProposerCounts:
 
     def __add__(self, other: "ProposerCounts") -> "ProposerCounts":
         """The sum, field by field."""
-        mine, theirs = self.accepted_per_position, other.accepted_per_position
+        positions, other_positions = self.accepted_per_position, other.accepted_per_position
         return ProposerCounts(
             drafts=self.drafts + other.drafts,
             drafted=self.drafted + other.drafted,
             accepted=self.accepted + other.accepted,
-            accepted_per_position=tuple(map(sum, zip_longest(mine, theirs, fillvalue=0))),
+            accepted_per_position=tuple(
+                map(sum, zip_longest(positions, other_positions, fillvalue=0))
+            ),
             emitted=self.emitted + other.emitted,
         )
 

@@ -32,8 +32,10 @@ def create_engine(
     if config.data_parallel_size == 1:
         return _one_engine(name, config, registry, observer)
 
-    def create(index: int, own: EngineObserver) -> Engine:
-        return _one_engine(name, replace(config, data_parallel_index=index), registry, own)
+    def create(index: int, rank_observer: EngineObserver) -> Engine:
+        return _one_engine(
+            name, replace(config, data_parallel_index=index), registry, rank_observer
+        )
 
     return DataParallelEngine(create, config.data_parallel_size, config.proposers, observer)
 

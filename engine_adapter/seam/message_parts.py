@@ -80,7 +80,7 @@ def assemble(pieces: Iterable[Piece]) -> AssistantMessage:
     """The message that the pieces make."""
     text: list[str] = []
     reasoning: list[str] = []
-    begun: dict[int, CallBegin] = {}
+    call_begins: dict[int, CallBegin] = {}
     arguments: dict[int, list[str]] = {}
     for piece in pieces:
         match piece:
@@ -89,9 +89,9 @@ def assemble(pieces: Iterable[Piece]) -> AssistantMessage:
             case ReasoningPiece():
                 reasoning.append(piece.text)
             case CallBegin():
-                begun[piece.index] = piece
+                call_begins[piece.index] = piece
                 arguments[piece.index] = []
             case CallArguments():
                 arguments[piece.index].append(piece.text)
-    calls = (ToolCall(b.id, b.name, "".join(arguments[i])) for i, b in sorted(begun.items()))
+    calls = (ToolCall(b.id, b.name, "".join(arguments[i])) for i, b in sorted(call_begins.items()))
     return AssistantMessage("".join(text), "".join(reasoning), tuple(calls))

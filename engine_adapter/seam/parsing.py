@@ -97,7 +97,7 @@ class Parsing(Protocol):
         ...
 
     def call_constraint(
-        self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single: bool
+        self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single_call: bool
     ) -> CallConstraint:
         """The constraint on a text in which the model may call tools.
 
@@ -105,7 +105,7 @@ class Parsing(Protocol):
             schemas: tool -> the JSON schema of its arguments, as JSON text.
             answer: JSON that the text is if it is not calls; `None` leaves the text around calls
                 free.
-            single: there is at most one call.
+            single_call: there is at most one call.
 
         Raises:
             NoCallGrammar: the engine cannot hold such a text to its calls.

@@ -196,7 +196,7 @@ class Alternative:
 class TokenLogprob:
     """A token's log probability and its best alternatives, best first."""
 
-    chosen: Alternative
+    actual: Alternative
     top: tuple[Alternative, ...] = ()
 
 

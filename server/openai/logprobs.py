@@ -16,7 +16,7 @@ def chat_logprobs(tokens: Iterable[TokenLogprob], num_top: int) -> dict[str, Any
     """The `logprobs` of a chat choice: one entry per token."""
     content = [
         {
-            **_alternative(token.chosen),
+            **_alternative(token.actual),
             "top_logprobs": [_alternative(top) for top in token.top[:num_top]],
         }
         for token in tokens
@@ -48,7 +48,7 @@ class CompletionLogprobs:
 
         A prompt's first token has no log probability, so its text is given as `first_token`.
         """
-        texts = [first_token if t is None else t.chosen.token for t in tokens]
+        texts = [first_token if t is None else t.actual.token for t in tokens]
         offsets = [self._advance(text) for text in texts]
         if first_token and not echo.startswith(first_token):
             # The tokenizer added a special token before the text; the echo does not contain it.
@@ -56,7 +56,7 @@ class CompletionLogprobs:
             self._offset -= len(first_token)
         return {
             "tokens": texts,
-            "token_logprobs": [None if t is None else _clamped(t.chosen) for t in tokens],
+            "token_logprobs": [None if t is None else _clamped(t.actual) for t in tokens],
             "top_logprobs": [None if t is None else self._top(t) for t in tokens],
             "text_offset": offsets,
         }
@@ -64,7 +64,7 @@ class CompletionLogprobs:
     def _top(self, token: TokenLogprob) -> dict[str, float]:
         """The best alternatives and the token itself: at most one more than requested."""
         best = {top.token: _clamped(top) for top in token.top[: self._num_top]}
-        return best | {token.chosen.token: _clamped(token.chosen)}
+        return best | {token.actual.token: _clamped(token.actual)}
 
     def _advance(self, text: str) -> int:
         offset = self._offset

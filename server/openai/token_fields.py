@@ -72,7 +72,7 @@ class TokenFields:
         """The requested alternatives of one token, and the token itself, by id."""
         if token is None:
             return None
-        candidates = (*token.top[: self._num_prompt_logprobs], token.chosen)
+        candidates = (*token.top[: self._num_prompt_logprobs], token.actual)
         return {
             str(candidate.token_id): {
                 "logprob": max(candidate.logprob, LEAST_LOGPROB),

@@ -170,7 +170,9 @@ def _call_constraint(chat: ChatInput, parsing: Parsing) -> CallConstraint | None
     """
     answer = chat.constraint
     try:
-        return parsing.call_constraint(chat.tools.call_schemas(), answer, single=chat.tools.single)
+        return parsing.call_constraint(
+            chat.tools.call_schemas(), answer, single_call=chat.tools.single
+        )
     except NoCallGrammar as error:
         if answer is None:
             return None

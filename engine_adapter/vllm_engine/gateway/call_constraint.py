@@ -40,7 +40,7 @@ class CallConstraints:
         schemas: Mapping[str, str],
         answer: StructuredOutput | None,
         *,
-        single: bool,
+        single_call: bool,
     ) -> CallConstraint:
         """The constraint; see `Parsing.call_constraint`.
 
@@ -52,7 +52,7 @@ class CallConstraints:
             raise NoCallGrammar(self._lacks)
         choice = "auto" if answer is None else "required"
         wanted = body.model_copy(update={"tools": _strict(schemas), "tool_choice": choice})
-        tag = self._structural_tag(parser, wanted, single=single)
+        tag = self._structural_tag(parser, wanted, single_call=single_call)
         schema = None
         if answer is not None:
             is_any = answer.kind is ConstraintKind.JSON_OBJECT
@@ -71,7 +71,7 @@ class CallConstraints:
         )
         return CallConstraint(constraint, begins)
 
-    def _structural_tag(self, parser: Any, body: Any, *, single: bool) -> dict[str, Any]:
+    def _structural_tag(self, parser: Any, body: Any, *, single_call: bool) -> dict[str, Any]:
         """vLLM's description of the calls, as JSON."""
         try:
             tag = parser.get_structural_tag(body)
@@ -79,7 +79,7 @@ class CallConstraints:
             raise self._refusal(str(error)) from error
         if tag is None:
             raise self._refusal("vLLM has no description of its calls")
-        if single:
+        if single_call:
             tag = compat.limit_to_single_tool_call(tag)
         dumped: dict[str, Any] = tag.format.model_dump()
         return dumped

@@ -171,7 +171,7 @@ class VllmEngine:
         params = sampling_params(request, self._checker)
         prompt = token_prompt(request)
         adapter = lora_request(request.lora_adapter)
-        with self._lora_registry.used(request.lora_adapter):
+        with self._lora_registry.keep_loaded(request.lora_adapter):
             outputs = process.generate(
                 prompt,
                 params,

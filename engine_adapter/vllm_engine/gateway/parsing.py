@@ -130,11 +130,13 @@ class VllmParsing:
             return VllmParser(lambda: self._new_parser_of(self._body), self._body, prompt, calls)
 
     def call_constraint(
-        self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single: bool
+        self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single_call: bool
     ) -> CallConstraint:
         """See `Parsing.call_constraint`."""
         assert self._constraints is not None, "the request has tools"
-        return self._constraints.make(self._tool_parser, self._body, schemas, answer, single=single)
+        return self._constraints.make(
+            self._tool_parser, self._body, schemas, answer, single_call=single_call
+        )
 
     def _new_parser_of(self, body: Any) -> Any:
         return self._parser(

@@ -61,15 +61,15 @@ def test_a_proposer_that_is_quarantined_at_one_engine_is_shown_so() -> None:
 
 def test_only_proposers_that_all_engines_have_can_be_chosen() -> None:
     b, c = replace(INFO, name="b"), replace(INFO, name="c", state=ProposerState.LOADING)
-    shown = MergedProposers().of(((INFO, b), (INFO, c)))
+    shown = MergedProposers().merge(((INFO, b), (INFO, c)))
     assert [(info.name, info.state) for info in shown] == [("a", "loaded"), ("c", "loading")]
 
 
 def test_merged_proposers_follow_every_engine() -> None:
     proposers, first, second = MergedProposers(), (INFO,), (replace(INFO, kv_bytes=1),)
-    assert proposers.of((first, first))[0].kv_bytes == 0
-    assert proposers.of((first, second))[0].kv_bytes == 1
-    assert proposers.of((first,))[0].kv_bytes == 0
+    assert proposers.merge((first, first))[0].kv_bytes == 0
+    assert proposers.merge((first, second))[0].kv_bytes == 1
+    assert proposers.merge((first,))[0].kv_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -130,16 +130,16 @@ async def test_logprobs_are_well_formed(start: StartEngine, temperature: float, 
     )
     deltas = await run(harness, request)
     entries = [entry for d in deltas for entry in d.logprobs or ()]
-    assert [e.chosen.token_id for e in entries] == tokens(deltas)
+    assert [e.actual.token_id for e in entries] == tokens(deltas)
     for entry in entries:
         values = [a.logprob for a in entry.top]
         assert len(values) == count == len({a.token_id for a in entry.top})
         assert values == sorted(values, reverse=True)
         assert sum(math.exp(v) for v in values) < 1
         if temperature == 0 and count:
-            assert entry.top[0] == entry.chosen
+            assert entry.top[0] == entry.actual
     if temperature:
-        assert any(e.chosen not in e.top[:1] for e in entries)
+        assert any(e.actual not in e.top[:1] for e in entries)
 
 
 async def test_prompt_logprobs_come_first_and_once(start: StartEngine) -> None:
@@ -147,7 +147,7 @@ async def test_prompt_logprobs_come_first_and_once(start: StartEngine) -> None:
     first, *rest = await run(harness, make_request(prompt_logprobs=2, max_tokens=5))
     assert first.prompt_logprobs is not None
     assert first.prompt_logprobs[0] is None
-    chosen = [e.chosen.token_id for e in first.prompt_logprobs[1:] if e]
+    chosen = [e.actual.token_id for e in first.prompt_logprobs[1:] if e]
     assert chosen == list(PROMPT[1:])
     assert all(d.prompt_logprobs is None for d in rest)
 

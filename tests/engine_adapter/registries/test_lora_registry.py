@@ -86,7 +86,7 @@ async def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
 async def test_an_adapter_in_use_is_not_removed() -> None:
     registry = await loaded_with(["a", "b"])
     a, _ = registry.loaded
-    with registry.used(a), registry.used(None):
+    with registry.keep_loaded(a), registry.keep_loaded(None):
         with pytest.raises(LoraRefused) as caught:
             registry.remove("a")
         assert caught.value.code == "adapter_in_use"
@@ -102,7 +102,7 @@ async def test_a_request_for_a_dropped_adapter_is_refused() -> None:
     (a,) = registry.loaded
     registry.drop(a)
     await load(registry, "a")
-    with pytest.raises(InvalidRequest) as caught, registry.used(a):
+    with pytest.raises(InvalidRequest) as caught, registry.keep_loaded(a):
         pass
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 

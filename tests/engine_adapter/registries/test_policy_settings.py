@@ -55,7 +55,7 @@ def test_parameters_that_cannot_work_are_refused_and_the_old_ones_stay() -> None
     ):
         with pytest.raises(PolicyError):
             settings.check(name, given, (NGRAM,))
-    assert settings.given == {"goodput": {"min_gain": 0.2}}
+    assert settings.raw_parameters == {"goodput": {"min_gain": 0.2}}
 
 
 def test_a_new_process_starts_with_the_parameters_that_were_set() -> None:

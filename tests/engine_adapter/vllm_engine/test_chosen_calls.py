@@ -51,10 +51,10 @@ def parsing() -> VllmParsing:
     return made
 
 
-def constraint(parsing: VllmParsing, answer: Any, *, single: bool) -> CallConstraint:
+def constraint(parsing: VllmParsing, answer: Any, *, single_call: bool) -> CallConstraint:
     schemas = {name: json.dumps(schema) for name, schema in SCHEMAS.items()}
     held = None if answer is None else of_schema(answer)
-    return parsing.call_constraint(schemas, held, single=single)
+    return parsing.call_constraint(schemas, held, single_call=single_call)
 
 
 def toward(text: str) -> dict[int, float]:
@@ -78,7 +78,7 @@ async def of_every(
 async def test_an_answer_or_calls_are_those_of_plain_decoding(
     live: Live, prompts: list[Prompt], parsing: VllmParsing, chooses: str
 ) -> None:
-    held = constraint(parsing, ANSWER, single=chooses == "a call")
+    held = constraint(parsing, ANSWER, single_call=chooses == "a call")
     begin = "{" if chooses == "the answer" else "<tool_call>"
     accepted = dict.fromkeys(CHOICES, 0)
     for prompt in prompts[:2]:
@@ -106,7 +106,7 @@ async def test_an_answer_or_calls_are_those_of_plain_decoding(
 async def test_free_text_is_that_without_the_constraint(
     live: Live, prompts: list[Prompt], parsing: VllmParsing
 ) -> None:
-    held = constraint(parsing, None, single=False)
+    held = constraint(parsing, None, single_call=False)
     for prompt in prompts[:2]:
         plain = await generate(live, prompt, greedy(32), pinned("none", 0))
         results = await of_every(live, prompt, held.constraint, max_tokens=32)

@@ -191,7 +191,7 @@ async def echoed(live: Live, prompt: Prompt, name: str) -> list[float]:
     )
     deltas = [delta async for delta in live.engine.generate(request)]
     assert deltas[0].prompt_logprobs is not None
-    return [entry.chosen.logprob for entry in deltas[0].prompt_logprobs if entry is not None]
+    return [entry.actual.logprob for entry in deltas[0].prompt_logprobs if entry is not None]
 
 
 async def test_echoed_log_probabilities_beside_other_requests_are_those_of_the_own_adapter(

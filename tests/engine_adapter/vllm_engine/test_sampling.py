@@ -141,7 +141,7 @@ async def test_logprobs_are_the_same_under_every_proposer(
         entries = [
             entry async for delta in live.engine.generate(request) for entry in delta.logprobs or ()
         ]
-        return [(e.chosen.token_id, e.chosen.logprob, len(e.top)) for e in entries]
+        return [(e.actual.token_id, e.actual.logprob, len(e.top)) for e in entries]
 
     plain = await logprobs("none", 0)
     assert len(plain) == 24

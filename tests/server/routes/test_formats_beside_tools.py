@@ -56,7 +56,7 @@ def inexpressible(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parser whose calls no grammar can express."""
 
     def refuse(
-        self: Any, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single: bool
+        self: Any, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single_call: bool
     ) -> CallConstraint:
         raise NoCallGrammar("the tool call parser 'hermes': it has no description")
 

@@ -98,7 +98,7 @@ def test_calls_of_a_parser_or_an_answer_are_accepted_and_read(
     of: Any, tokenizer: Any, name: str
 ) -> None:
     parsing = of(name)
-    made = parsing.call_constraint(SCHEMAS, ANSWER, single=False)
+    made = parsing.call_constraint(SCHEMAS, ANSWER, single_call=False)
     assert (made.constraint.param, made.constraint.unenforced) == (
         "response_format",
         ("uniqueItems",),
@@ -120,14 +120,14 @@ def test_calls_of_a_parser_or_an_answer_are_accepted_and_read(
 
 @pytest.mark.parametrize("name", CALLS)
 def test_one_call_at_most(of: Any, tokenizer: Any, name: str) -> None:
-    made = of(name).call_constraint(SCHEMAS, ANSWER, single=True)
+    made = of(name).call_constraint(SCHEMAS, ANSWER, single_call=True)
     assert accepts(made, tokenizer, CALLS[name][0])
     assert not accepts(made, tokenizer, "".join(CALLS[name]))
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_in_free_text_are_held_to_their_schemas(of: Any, tokenizer: Any, name: str) -> None:
-    made = of(name).call_constraint(SCHEMAS, None, single=False)
+    made = of(name).call_constraint(SCHEMAS, None, single_call=False)
     assert (made.constraint.param, made.begins) == ("tools", ())
     first, second = CALLS[name]
     for text in ("", "Hello.", f"Well: {first}; {second}"):
@@ -137,7 +137,7 @@ def test_calls_in_free_text_are_held_to_their_schemas(of: Any, tokenizer: Any, n
 
 def test_any_json_object_can_be_the_answer(of: Any, tokenizer: Any) -> None:
     answer = StructuredOutput(ConstraintKind.JSON_OBJECT, param="response_format")
-    made = of("hermes").call_constraint(SCHEMAS, answer, single=False)
+    made = of("hermes").call_constraint(SCHEMAS, answer, single_call=False)
     assert accepts(made, tokenizer, '{"b":[1]}')
     assert not accepts(made, tokenizer, "[1]")
 
@@ -145,7 +145,7 @@ def test_any_json_object_can_be_the_answer(of: Any, tokenizer: Any) -> None:
 def test_white_space_is_as_the_server_is_set(of: Any, tokenizer: Any) -> None:
     loose = {"disable_any_whitespace": False}
     made = of("hermes", structured_outputs_config=loose).call_constraint(
-        SCHEMAS, ANSWER, single=False
+        SCHEMAS, ANSWER, single_call=False
     )
     assert accepts(made, tokenizer, '{ "a": 1 }')
     assert accepts(made, tokenizer, CALLS["hermes"][0].replace('{"x":"p"}', '{ "x": "p" }'))
@@ -159,13 +159,13 @@ def test_a_parser_whose_calls_no_grammar_expresses_is_named(of: Any, name: str) 
         pytest.skip(str(error))
     for answer in (ANSWER, None):
         with pytest.raises(NoCallGrammar, match=name):
-            parsing.call_constraint(SCHEMAS, answer, single=False)
+            parsing.call_constraint(SCHEMAS, answer, single_call=False)
 
 
 def test_another_backend_is_named(of: Any) -> None:
     parsing = of("hermes", structured_outputs_config={"backend": "xgrammar"})
     with pytest.raises(NoCallGrammar, match="xgrammar"):
-        parsing.call_constraint(SCHEMAS, ANSWER, single=False)
+        parsing.call_constraint(SCHEMAS, ANSWER, single_call=False)
 
 
 def test_the_stream_of_a_held_call_is_read(of: Any, tokenizer: Any) -> None:

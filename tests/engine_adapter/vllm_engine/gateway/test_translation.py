@@ -242,21 +242,21 @@ def test_alternatives_are_sorted_best_first() -> None:
     delta = to_delta(output({"token_ids": [9], "logprobs": [position]}))
     assert delta.logprobs is not None
     (entry,) = delta.logprobs
-    assert (entry.chosen.token_id, entry.chosen.token, entry.chosen.logprob) == (9, "nine", -4.0)
+    assert (entry.actual.token_id, entry.actual.token, entry.actual.logprob) == (9, "nine", -4.0)
     assert [top.token_id for top in entry.top] == [5, 3, 9]
 
 
 def test_a_token_without_text_has_an_empty_text() -> None:
     delta = to_delta(output({"token_ids": [9], "logprobs": [{9: logprob(1, -1.0, None)}]}))
     assert delta.logprobs is not None
-    assert delta.logprobs[0].chosen.token == ""
+    assert delta.logprobs[0].actual.token == ""
 
 
 def test_each_new_token_has_its_log_probabilities() -> None:
     positions = [{7: logprob(1, -0.1)}, {8: logprob(1, -0.2)}]
     delta = to_delta(output({"token_ids": [7, 8], "logprobs": positions}))
     assert delta.logprobs is not None
-    assert [entry.chosen.logprob for entry in delta.logprobs] == [-0.1, -0.2]
+    assert [entry.actual.logprob for entry in delta.logprobs] == [-0.1, -0.2]
 
 
 def test_the_prompts_first_token_has_no_log_probability() -> None:
@@ -266,7 +266,7 @@ def test_the_prompts_first_token_has_no_log_probability() -> None:
     first, second = delta.prompt_logprobs
     assert first is None
     assert second is not None
-    assert (second.chosen.token_id, [top.token_id for top in second.top]) == (2, [4, 2])
+    assert (second.actual.token_id, [top.token_id for top in second.top]) == (2, [4, 2])
 
 
 def test_a_prompt_carries_its_salt_only_if_it_has_one() -> None:

@@ -77,7 +77,7 @@ async def test_the_ranks_sample_the_same_tokens_without_a_seed(
     spec = pinned(name, 0 if name == "none" else 4)
     request = GenerationRequest(f"unseeded-{name}", prompts[11], sampling, spec)
     sampled = [
-        entry.chosen
+        entry.actual
         async for delta in two_ranks.engine.generate(request)
         for entry in delta.logprobs or ()
     ]
