@@ -53,11 +53,11 @@ def most_of_one(budget: int) -> int:
 
 def too_large(size: int, budget: int) -> str | None:
     """Why a grammar of `size` bytes is refused; `None` if it is not."""
-    most = most_of_one(budget)
-    if size <= most:
+    limit = most_of_one(budget)
+    if size <= limit:
         return None
     return (
-        f"takes {_mib(size)} MiB of memory when it is compiled; the most is {_mib(most)} MiB, a "
+        f"takes {_mib(size)} MiB of memory when it is compiled; the most is {_mib(limit)} MiB, a "
         "quarter of --max-compiled-grammar-bytes; simplify it."
     )
 
@@ -127,14 +127,16 @@ class GrammarUse:
         weight = learned.weight_of_call(store.draw()) if store.measures else 0
         number = store.sections.begin()
         began = time.thread_time()
-        before = heap.allocated_bytes() if weight else 0
+        bytes_before = heap.allocated_bytes() if weight else 0
         returned: list[object] = []
         try:
             yield returned
         finally:
             allocated = 0
             if weight:
-                allocated = heap.allocated_bytes() - before - sum(map(sys.getsizeof, returned))
+                allocated = (
+                    heap.allocated_bytes() - bytes_before - sum(map(sys.getsizeof, returned))
+                )
             seconds = time.thread_time() - began
             is_alone = store.sections.end(number)
             spend(seconds)
@@ -290,9 +292,9 @@ class GrammarStore:
                 compiled.matcher = make()
                 return
             with self._measuring:
-                before = heap.allocated_bytes()
+                bytes_before = heap.allocated_bytes()
                 matcher = make()
-                size = max(0, heap.allocated_bytes() - before)
+                size = max(0, heap.allocated_bytes() - bytes_before)
         finally:
             self.sections.end(number)
         with self._lock:
@@ -306,8 +308,8 @@ class GrammarStore:
         """Raises `ValueError` for a grammar that is too large by itself or beside live ones."""
         if (reason := too_large(size, self.budget)) is not None:
             raise ValueError(reason)
-        others = (other for other in self._all() if other.uses and other is not compiled)
-        bytes_in_use = sum(other.compiled_bytes for other in others)
+        in_use = (other for other in self._all() if other.uses and other is not compiled)
+        bytes_in_use = sum(other.compiled_bytes for other in in_use)
         if bytes_in_use + size > self.budget:
             raise GrammarsFull(
                 f"the formats of running requests take {_mib(bytes_in_use)} MiB of memory and "

@@ -79,12 +79,12 @@ def _close(schema: dict[str, Any]) -> None:
     for key in _NAMED_SCHEMAS:
         named = schema.get(key)
         within.append(list(named.values()) if isinstance(named, dict) else None)
-    for found in within:
-        for one in found if isinstance(found, list) else [found]:
-            if isinstance(one, dict):
-                _close(one)
-    names = (schema.get(key) for key in _NAMED_SCHEMAS[:2])
-    if "additionalProperties" not in schema and any(isinstance(of, dict) for of in names):
+    for schemas in within:
+        for subschema in schemas if isinstance(schemas, list) else [schemas]:
+            if isinstance(subschema, dict):
+                _close(subschema)
+    values = (schema.get(key) for key in _NAMED_SCHEMAS[:2])
+    if "additionalProperties" not in schema and any(isinstance(value, dict) for value in values):
         schema["additionalProperties"] = False
 
 

@@ -52,9 +52,9 @@ def _reader() -> Callable[[], int]:
     libc.mallinfo2.restype = _MallInfo
     # Another thread may free memory meanwhile, and hide a probe.
     for _ in range(_PROBES):
-        before = _heap_bytes()
+        bytes_before = _heap_bytes()
         probe = bytearray(_PROBE_BYTES)
-        if _heap_bytes() - before >= len(probe):
+        if _heap_bytes() - bytes_before >= len(probe):
             return _heap_bytes
     return _resident_bytes
 

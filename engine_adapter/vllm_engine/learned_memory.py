@@ -59,13 +59,13 @@ class LearnedMemory:
 
         Returns the bytes that the grammar has learned by it, as far as they count.
         """
-        before = self.bytes
-        learned = before + allocated * (weight + self._missed_calls)
+        bytes_before = self.bytes
+        learned = bytes_before + allocated * (weight + self._missed_calls)
         self.bytes = min(MOST_LEARNED, max(0, learned))
         self._missed_calls = 0
         if allocated >= LEARNING_BYTES:
             self.measure_next()
-        return self.bytes - before
+        return self.bytes - bytes_before
 
     def miss(self, weight: int) -> None:
         """Counts a call that cannot be measured: the next one that can be stands for it too."""

@@ -109,8 +109,8 @@ class Sources:
 def report(old: Sources, new: Sources) -> Iterator[str]:
     """The lines of the report: a title for each kind, and below it what has changed."""
 
-    def row(name: str, read: Callable[..., str | None], *place: str) -> Row:
-        return name, read(old, *place), read(new, *place)
+    def row(name: str, extract: Callable[..., str | None], *place: str) -> Row:
+        return name, extract(old, *place), extract(new, *place)
 
     code = Sources.code
     kinds = {
@@ -148,12 +148,12 @@ def report(old: Sources, new: Sources) -> Iterator[str]:
 
 def _section(title: str, rows: Iterable[Row]) -> Iterator[str]:
     changes = []
-    for name, before, after in rows:
-        if after is None:
+    for name, old_code, new_code in rows:
+        if new_code is None:
             changes.append(f"- gone: {name}")
-        elif before is None:
+        elif old_code is None:
             changes.append(f"- new: {name}")
-        elif before != after:
+        elif old_code != new_code:
             changes.append(f"- changed: {name}")
     yield f"## {title}: {len(changes)}"
     yield from dict.fromkeys(changes)

@@ -30,8 +30,8 @@ def layers_of(model: type) -> set[type]:
     wrapped = [value for value in _classes_beside(model) if getattr(value, "is_hybrid", False)]
     return {
         value
-        for one in (model, *wrapped)
-        for value in _classes_beside(one)
+        for model_class in (model, *wrapped)
+        for value in _classes_beside(model_class)
         if issubclass(value, compat.MambaBase) and value is not compat.MambaBase
     }
 
@@ -47,10 +47,10 @@ def fault_of(layers: Iterable[type]) -> str | None:
     Args:
         layers: vLLM's classes.
     """
-    others = sorted({layer.__name__ for layer in layers} - FOLLOWING)
-    if not others:
+    unproven = sorted({layer.__name__ for layer in layers} - FOLLOWING)
+    if not unproven:
         return None
-    reasons = [f"{name}: {_REASONS.get(name, 'it is not proven')}" for name in others]
+    reasons = [f"{name}: {_REASONS.get(name, 'it is not proven')}" for name in unproven]
     return (
         "its recurrent layers keep a state that does not follow rejected drafts in vLLM "
         f"({'; '.join(reasons)}): choose another model"

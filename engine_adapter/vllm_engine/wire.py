@@ -63,13 +63,13 @@ class AdditionalConfig(UserDict[str, Any]):
         The target's code depends on the heads that read its layers. A head may be replaced at its
         path, so its layout counts too, as vLLM counts a model's path and its configuration.
         """
-        own = self.data[KEY]
+        config = self.data[KEY]
         models = sorted(
-            (spec["method"], spec["model"] or "", own["layouts"].get(spec["name"], ""))
-            for spec in own["proposers"]
+            (spec["method"], spec["model"] or "", config["layouts"].get(spec["name"], ""))
+            for spec in config["proposers"]
         )
-        told = json.dumps([models, self.data.get(COMPILED_FOR)])
-        return hashlib.sha256(told.encode()).hexdigest()
+        factors = json.dumps([models, self.data.get(COMPILED_FOR)])
+        return hashlib.sha256(factors.encode()).hexdigest()
 
     def compiled_for(self, proposer: str) -> "AdditionalConfig":
         """The same for the code of a proposer's model."""
@@ -110,8 +110,8 @@ class SpecgateConfig:
         """The dictionary for vLLM."""
         specs = [asdict(spec) for spec in self.proposers]
         names = ("progress_pipe", "policies", "primary", "layouts", "max_grammar_bytes")
-        others = {name: getattr(self, name) for name in names}
-        return AdditionalConfig({KEY: {"proposers": specs, **others}})
+        settings = {name: getattr(self, name) for name in names}
+        return AdditionalConfig({KEY: {"proposers": specs, **settings}})
 
     @classmethod
     def of(cls, vllm_config: Any) -> "SpecgateConfig":
@@ -121,17 +121,22 @@ class SpecgateConfig:
         return cls(**{**fields, "proposers": specs})
 
 
-def proposer_traits(spec: ProposerSpec, others: Sequence[ProposerSpec]) -> ProposerTraits:
-    """A proposer as policies see it; `others` has its members."""
-    own = get_method(spec.method).capabilities
-    every = needs(spec, others)
+def proposer_traits(spec: ProposerSpec, specs: Sequence[ProposerSpec]) -> ProposerTraits:
+    """A proposer as policies see it; `specs` has its members."""
+    own_capabilities = get_method(spec.method).capabilities
+    capabilities = needs(spec, specs)
     return ProposerTraits(
         spec.name,
         spec.num_speculative_tokens,
-        lookup=not (every.runs_model or every.hidden_states or every.members or every.prediction),
-        keeps_kv=every.draft_kv,
+        lookup=not (
+            capabilities.runs_model
+            or capabilities.hidden_states
+            or capabilities.members
+            or capabilities.prediction
+        ),
+        keeps_kv=capabilities.draft_kv,
         ends_early=min_confidence(spec) > 0,
-        selectable=not (own.members or own.prediction),
+        selectable=not (own_capabilities.members or own_capabilities.prediction),
     )
 
 
@@ -281,8 +286,8 @@ def decode_failure(params: Mapping[str, Any] | None) -> str | None:
 
 def decode_step(stats: Mapping[str, Any]) -> StepReport:
     """The report of `StepTally.to_wire`."""
-    kind, seconds, tallies, draft_seconds, proposed, catchup, faults, *rest = stats[KEY]
-    quarantined, policy, evidence, grammars = rest
+    kind, seconds, tallies, draft_seconds, proposed, catchup, faults, *engine_state = stats[KEY]
+    quarantined, policy, evidence, grammars = engine_state
     verified = {name: decode_counts(wire) for name, wire in tallies.items()}
     return StepReport(
         kind=StepKind(kind),

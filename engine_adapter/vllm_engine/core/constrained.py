@@ -131,9 +131,12 @@ class BoundedGrammar(compat.GuidanceGrammar):
         """Why one of the next tokens has no mask, if that is known."""
         if self._maskless is None:
             return None
-        before, reason = self._maskless
-        after = self._tokens + tokens
-        follows = len(after) > len(before) and after[: len(before)] == before
+        maskless_tokens, reason = self._maskless
+        next_tokens = self._tokens + tokens
+        follows = (
+            len(next_tokens) > len(maskless_tokens)
+            and next_tokens[: len(maskless_tokens)] == maskless_tokens
+        )
         return reason if follows else None
 
     def _fault(self) -> str | None:

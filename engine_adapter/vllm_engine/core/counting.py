@@ -186,5 +186,5 @@ class StepTally:
         report = [drafting.seconds, drafting.proposed, drafting.catchup, drafting.faults]
         policy = self.policy and [getattr(self.policy, f.name) for f in fields(self.policy)]
         grammars = [self.grammars.number, self.grammars.bytes]
-        rest = [self.quarantined, policy, self.evidence, grammars]
-        return {KEY: [self.kind.value, self.seconds, tallies, *report, *rest]}
+        engine_state = [self.quarantined, policy, self.evidence, grammars]
+        return {KEY: [self.kind.value, self.seconds, tallies, *report, *engine_state]}

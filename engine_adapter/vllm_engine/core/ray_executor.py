@@ -31,8 +31,8 @@ def executor_class() -> type:
         def _build_runtime_env(self) -> dict[str, Any]:
             """vLLM's environment of a worker, and what must be set when its process starts."""
             runtime_env: dict[str, Any] = super()._build_runtime_env()
-            given = {name: os.environ[name] for name in BEFORE_TORCH if name in os.environ}
-            runtime_env["env_vars"] = given | runtime_env.get("env_vars", {})
+            variables = {name: os.environ[name] for name in BEFORE_TORCH if name in os.environ}
+            runtime_env["env_vars"] = variables | runtime_env.get("env_vars", {})
             return runtime_env
 
         @staticmethod
@@ -59,10 +59,10 @@ def worker_class() -> type:
 @cache
 def _made(name: str) -> type:
     makers = {"CPURayExecutor": executor_class, "CPURayWorker": worker_class}
-    made = makers[name]()
+    ray_class = makers[name]()
     # Ray sends a class by its module and name, so it must be found here under that name.
-    made.__qualname__ = name
-    return made
+    ray_class.__qualname__ = name
+    return ray_class
 
 
 def __getattr__(name: str) -> Any:

@@ -91,9 +91,9 @@ class RowTable:
         """
         if request_id in self._rows:
             return
-        method, last = params.spec_method, self._last_running_switch
-        if not params.pinned and params.switch_epoch < last.epoch:
-            method = last.spec_method
+        method, last_switch = params.spec_method, self._last_running_switch
+        if not params.pinned and params.switch_epoch < last_switch.epoch:
+            method = last_switch.spec_method
         self._rows[request_id] = RowState(method, params.pinned, streams_stats, request_class)
         if request_id in self._ended:
             self._ended.remove(request_id)
@@ -155,7 +155,7 @@ class RowTable:
         if not scheduled and self._drafts_late:
             return NO_PLAN  # nothing runs: the report on the newest drafts comes with a later step
         self._end_drafts(step, scheduled, verified)
-        before, self._newest = self._newest, PlannedDrafts()
+        previous, self._newest = self._newest, PlannedDrafts()
         step.planned = self.num_drafting > 0
         plan = NO_PLAN
         if step.planned:
@@ -163,7 +163,7 @@ class RowTable:
             views = self._views(step, scheduled, requests, undrafted)
             plan = self.planner.plan(StepView(views, len(scheduled), num_waiting))
             self._newest = self._drafts_of(plan)
-        step.reported = before if self._drafts_late else self._newest
+        step.reported = previous if self._drafts_late else self._newest
         return plan
 
     def _drafts_of(self, plan: StepPlan) -> PlannedDrafts:
@@ -259,9 +259,9 @@ class RowTable:
             self._tally.quarantined = self.quarantine.record_faults(drafting.faults, now_s)
         self._draft_outcomes.extend(drafting.outcomes)
         by_request = drafts.by_request
-        for request_id, found in drafting.full_lengths.items():
+        for request_id, length in drafting.full_lengths.items():
             if draft := by_request.get(request_id):
-                draft.full_length = found
+                draft.full_length = length
         for request_id in drafting.dropped:
             if draft := by_request.get(request_id):  # its outcome comes with those of the shadows
                 draft.requested_k = 0
@@ -314,7 +314,7 @@ class RowTable:
         Args:
             ready_s: when its tokens were there, by `time.perf_counter`; `None` is now.
         """
-        ended, self._ended = self._ended, []
+        ended_requests, self._ended = self._ended, []
         outcomes, self._draft_outcomes = self._draft_outcomes, []
         end_s = time.perf_counter() if ready_s is None else ready_s
         # A step that was scheduled early has run since the one before it ended.
@@ -323,14 +323,14 @@ class RowTable:
         if self._step.planned or outcomes:
             self._observe(outcomes, size, seconds)
         self._tally.kind, self._tally.seconds = size.kind, seconds
-        for request_id in ended:
+        for request_id in ended_requests:
             self.planner.measurements.free(request_id)
 
     def _observe(self, outcomes: Sequence[DraftOutcome], size: StepSize, seconds: float) -> None:
         """Lets the planner learn from the step, and takes its reports."""
         step, tally = self._step, self._tally
         work = tally.drafting.work
-        drafting_s = sum(one.seconds for _, one in work)
+        drafting_s = sum(draft_time.seconds for _, draft_time in work)
         tally.policy = self.planner.observe(
             StepOutcome(
                 drafts=outcomes,
@@ -373,5 +373,5 @@ def draft_budget(request: Any, num_tokens: int, max_model_len: int) -> int:
         request: vLLM's `Request`, which has `num_tokens` so far.
         max_model_len: the longest request, in tokens.
     """
-    left: int = min(request.max_tokens - request.num_output_tokens, max_model_len - num_tokens)
-    return max(0, left - 2)
+    num_left: int = min(request.max_tokens - request.num_output_tokens, max_model_len - num_tokens)
+    return max(0, num_left - 2)

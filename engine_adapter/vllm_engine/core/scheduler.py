@@ -225,19 +225,19 @@ class SpecgateAsyncScheduler(SpecgateScheduler, compat.AsyncScheduler):
         return sum(len(tokens) - invalid[request_id] for request_id, tokens in places.items())
 
 
-def budget_of_one(config: Any, budget: int, least: int) -> int:
+def budget_of_one(config: Any, budget: int, min_row_tokens: int) -> int:
     """The most tokens of a step that has one request: twice `long_prefill_token_threshold`.
 
     Args:
         config: vLLM's `SchedulerConfig`.
         budget: the most tokens of any step.
-        least: the most tokens of a row that verifies drafts.
+        min_row_tokens: the most tokens of a row that verifies drafts.
     """
     threshold: int = config.long_prefill_token_threshold
     if not threshold or config.long_prefill_token_threshold_adaptive:
         return budget
     # A request that arrives in a step waits for half of it on average: it may be twice as long.
-    return min(budget, max(2 * threshold, least))
+    return min(budget, max(2 * threshold, min_row_tokens))
 
 
 def lookahead(num_spec_tokens: int) -> int:

@@ -226,10 +226,10 @@ def expand_idx_mapping(
         expanded_local_pos: int32 [L], is written: 0 for a row's first.
     """
     for row in range(len(idx_mapping)):
-        first = cu_num_logits[row]
-        for i in range(cu_num_logits[row + 1] - first):
-            expanded_idx_mapping[first + i] = idx_mapping[row]
-            expanded_local_pos[first + i] = i
+        first_logit = cu_num_logits[row]
+        for i in range(cu_num_logits[row + 1] - first_logit):
+            expanded_idx_mapping[first_logit + i] = idx_mapping[row]
+            expanded_local_pos[first_logit + i] = i
 
 
 @compiled
@@ -246,13 +246,13 @@ def prompt_logprobs_token_ids(
         prompt_logprobs_token_ids: int64 [T], is written.
         query_start_loc, idx_mapping, num_computed_tokens, all_token_ids: see the module.
     """
-    last = np.int64(all_token_ids.shape[1] - 1)
+    last_position = np.int64(all_token_ids.shape[1] - 1)
     for row in range(len(idx_mapping)):
         request = idx_mapping[row]
         start, following = query_start_loc[row], num_computed_tokens[request] + 1
         for i in range(query_start_loc[row + 1] - start):
             # Behind the longest sequence there is none; nothing reads that row's last result.
-            token = all_token_ids[request, min(np.int64(following + i), last)]
+            token = all_token_ids[request, min(np.int64(following + i), last_position)]
             prompt_logprobs_token_ids[start + i] = token
 
 

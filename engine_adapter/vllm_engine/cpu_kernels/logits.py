@@ -48,8 +48,8 @@ def min_p(
         min_p: float32 [M], the share; 0 forbids nothing.
         vocab_size: the width of the logits.
     """
-    least = logits.amax(1) + min_p[expanded_idx_mapping].log()  # minus infinity for share 0
-    logits.masked_fill_(logits < least[:, None], float("-inf"))
+    threshold = logits.amax(1) + min_p[expanded_idx_mapping].log()  # minus infinity for share 0
+    logits.masked_fill_(logits < threshold[:, None], float("-inf"))
 
 
 @compiled
@@ -84,8 +84,8 @@ def penalties(
         presence = presence_penalty[request]
         if repetition == _ONE and frequency == _ZERO and presence == _ZERO:
             continue
-        first = row - expanded_local_pos[row]
-        for earlier in range(first + 1, row + 1):
+        first_row = row - expanded_local_pos[row]
+        for earlier in range(first_row + 1, row + 1):
             drafted[token_ids[earlier]] += 1
         inverse = _ONE / repetition
         for token in range(vocab_size):
@@ -99,7 +99,7 @@ def penalties(
             if count > 0:
                 logit -= presence
             logits[row, token] = logit
-        for earlier in range(first + 1, row + 1):
+        for earlier in range(first_row + 1, row + 1):
             drafted[token_ids[earlier]] = 0
 
 
@@ -218,17 +218,17 @@ def bad_words(
         for word in range(num_bad_words[request]):
             start, end = bad_word_offsets[request, word], bad_word_offsets[request, word + 1]
             begin = output + place - (end - start - 1)
-            written = begin >= 0
+            matches = begin >= 0
             for i in range(end - start - 1):
-                if not written:
+                if not matches:
                     break
-                at = begin + i
-                if at < output:
-                    token = all_token_ids[request, prompt + at]
+                position = begin + i
+                if position < output:
+                    token = all_token_ids[request, prompt + position]
                 else:  # a draft: the step's tokens begin with the last one of the output
-                    token = input_ids[row - place + at - output + 1]
-                written = token == bad_word_token_ids[request, start + i]
-            if written:
+                    token = input_ids[row - place + position - output + 1]
+                matches = token == bad_word_token_ids[request, start + i]
+            if matches:
                 logits[row, bad_word_token_ids[request, end - 1]] = _NEVER
 
 

@@ -43,8 +43,8 @@ def ranks(
         token_ids: int [L], the sampled tokens.
         vocab_size: the width of the logits.
     """
-    own = logits.gather(1, token_ids.long()[:, None])
-    torch.sum(logits >= own, 1, out=output)
+    sampled_logits = logits.gather(1, token_ids.long()[:, None])
+    torch.sum(logits >= sampled_logits, 1, out=output)
 
 
 @compiled

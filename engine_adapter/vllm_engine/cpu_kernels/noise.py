@@ -186,7 +186,7 @@ def noised_argmax(
 @compiled
 def _noised_argmax(
     argmax: Array,
-    most: Array,
+    maxima: Array,
     logits: Array,
     requests: Array,
     seeds: Array,
@@ -205,14 +205,14 @@ def _noised_argmax(
         seed = seeds[request] ^ steps[row] if noisy else steps[row]
         prefix = _prefix(seed, positions[row] + salt, _U(0)) if noisy else _U(0)
         for block in range(argmax.shape[1]):
-            first = block * block_size
-            values = logits[row, first : first + block_size]
+            first_token = block * block_size
+            values = logits[row, first_token : first_token + block_size]
             if noisy and divide:
                 values = values / temperature
             bounds = values
             if noisy:
                 for i in range(len(values)):
-                    bits[i] = _hash(prefix, first + i)
+                    bits[i] = _hash(prefix, first_token + i)
                 bounds = _bounds(values, bits[: len(values)])
             best, best_token = _NEVER, 0
             for i in range(len(values)):
@@ -220,13 +220,13 @@ def _noised_argmax(
                     value = values[i] + _gumbel(_U(bits[i])) if noisy else values[i]
                     if value > best:
                         best, best_token = value, i
-            argmax[row, block], most[row, block] = first + best_token, best
+            argmax[row, block], maxima[row, block] = first_token + best_token, best
 
 
 @compiled
 def _noised_argmax_64(
     argmax: Array,
-    most: Array,
+    maxima: Array,
     logits: Array,
     requests: Array,
     seeds: Array,
@@ -249,12 +249,12 @@ def _noised_argmax_64(
             low = _prefix(seed, positions[row] + salt, _U(0))
             high = _prefix(seed, positions[row] + salt, _DOMAIN_HIGH)
         for block in range(argmax.shape[1]):
-            first = block * block_size
-            best, best_token = -np.inf, first
-            for token in range(first, min(first + block_size, vocabulary)):
+            first_token = block * block_size
+            best, best_token = -np.inf, first_token
+            for token in range(first_token, min(first_token + block_size, vocabulary)):
                 value = np.float64(logits[row, token] / divisor)
                 if noisy:
                     value += _gumbel_64(_hash(low, token), _hash(high, token))
                 if value > best:
                     best, best_token = value, token
-            argmax[row, block], most[row, block] = best_token, best
+            argmax[row, block], maxima[row, block] = best_token, best

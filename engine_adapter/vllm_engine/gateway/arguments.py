@@ -64,9 +64,9 @@ def prepare_environment(config: EngineConfig) -> None:
 
 def tokenizer_source(config: EngineConfig) -> tuple[str, str | None]:
     """The folder or hub id of the target's tokenizer, and its revision, as vLLM takes them."""
-    given = config.arguments
-    revision = given.get("tokenizer_revision") or given.get("revision")
-    return given.get("tokenizer") or config.model, revision
+    arguments = config.arguments
+    revision = arguments.get("tokenizer_revision") or arguments.get("revision")
+    return arguments.get("tokenizer") or config.model, revision
 
 
 def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) -> Any:
@@ -83,27 +83,27 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     from vllm import AsyncEngineArgs
 
     patch_triton_check()
-    given = {key: value for key, value in config.arguments.items() if value is not None}
+    arguments = {key: value for key, value in config.arguments.items() if value is not None}
     for name, reason in RESERVED_ARGUMENTS.items():
-        if name in given:
+        if name in arguments:
             raise EngineConfigError(name, f"cannot be set: {reason}")
     for name, reason in _MUST_BE_ONE.items():
-        if given.get(name, 1) != 1:
-            raise EngineConfigError(name, f"must be 1, got {given[name]}: {reason}")
-    given |= _data_parallel(config, given)
-    if ray_backend.uses_ray(given):
-        given[ray_backend.BACKEND] = ray_backend.executor(config)
+        if arguments.get(name, 1) != 1:
+            raise EngineConfigError(name, f"must be 1, got {arguments[name]}: {reason}")
+    arguments |= _data_parallel(config, arguments)
+    if ray_backend.uses_ray(arguments):
+        arguments[ray_backend.BACKEND] = ray_backend.executor(config)
     if compat.current_platform.is_cpu():
-        given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
-        given.setdefault("enforce_eager", True)
-    given.setdefault("use_tqdm_on_load", False)
-    if given.get("enable_lora"):
-        given["max_cpu_loras"] = lora_registry.max_loaded(given)
-    given["structured_outputs_config"] = structured_outputs_config(config)
+        arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+        arguments.setdefault("enforce_eager", True)
+    arguments.setdefault("use_tqdm_on_load", False)
+    if arguments.get("enable_lora"):
+        arguments["max_cpu_loras"] = lora_registry.max_loaded(arguments)
+    arguments["structured_outputs_config"] = structured_outputs_config(config)
     if is_async := model_runner.is_async(config.arguments):
         patch_async_scheduling()
     scheduler = "SpecgateAsyncScheduler" if is_async else "SpecgateScheduler"
-    given["async_scheduling"] = is_async
+    arguments["async_scheduling"] = is_async
     worker = "CPUWorker" if compat.current_platform.is_cpu() else "GPUWorker"
     try:
         return AsyncEngineArgs(
@@ -113,26 +113,26 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
             scheduler_cls=f"engine_adapter.vllm_engine.core.scheduler.{scheduler}",
             speculative_config=model_runner.speculative_config(capacity, is_async=is_async),
             additional_config=_own_config(config, progress_pipe),
-            **given,
+            **arguments,
         )
     except TypeError as error:
         raise EngineConfigError("engine_args", str(error)) from error
 
 
-def _data_parallel(config: EngineConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+def _data_parallel(config: EngineConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of one engine among several; vLLM is told of no others.
 
     Raises:
         EngineConfigError: an argument belongs to vLLM's own data parallelism.
     """
-    for name in given:
+    for name in arguments:
         if name.startswith("data_parallel_") and name != "data_parallel_size":
             raise EngineConfigError(
                 name, "cannot be set: Specgate starts and balances the engines itself"
             )
     if config.data_parallel_size == 1:
         return {}
-    if given.get("enable_expert_parallel"):
+    if arguments.get("enable_expert_parallel"):
         raise EngineConfigError(
             "enable_expert_parallel",
             "cannot be set with data_parallel_size: vLLM would spread the experts over all "
@@ -161,8 +161,8 @@ def _own_config(config: EngineConfig, progress_pipe: str | None) -> Any:
 
 def _layout(checkpoint: Checkpoint) -> str:
     """A hash of what a head's code depends on: its configuration, and tensors' names and shapes."""
-    told = json.dumps([checkpoint.config, checkpoint.shapes], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()
+    layout = json.dumps([checkpoint.config, checkpoint.shapes], sort_keys=True)
+    return hashlib.sha256(layout.encode()).hexdigest()
 
 
 def engine_config(args: Any) -> Any:
@@ -212,9 +212,9 @@ def reason_of(error: Exception) -> str:
     reasons = []
     for item in listed():
         field = ".".join(map(str, item["loc"]))
-        own = item["type"] == "value_error" or not field
+        is_vllm_reason = item["type"] == "value_error" or not field
         reason = item["msg"].removeprefix("Value error, ")
-        reasons.append(reason if own else f"{field}: {reason}")
+        reasons.append(reason if is_vllm_reason else f"{field}: {reason}")
     return "; ".join(reasons)
 
 
@@ -230,11 +230,11 @@ def structured_outputs_config(engine: EngineConfig) -> dict[str, Any]:
     Raises:
         EngineConfigError: a field is reserved or not proven.
     """
-    given: Mapping[str, Any] = engine.arguments.get("structured_outputs_config") or {}
-    if given.get("reasoning_parser"):
+    overrides: Mapping[str, Any] = engine.arguments.get("structured_outputs_config") or {}
+    if overrides.get("reasoning_parser"):
         message = "reasoning_parser: has a setting of its own, --reasoning-parser"
         raise EngineConfigError("structured_outputs_config", message)
-    config = {"backend": "guidance", **given, "reasoning_parser": engine.reasoning_parser or ""}
+    config = {"backend": "guidance", **overrides, "reasoning_parser": engine.reasoning_parser or ""}
     if config["backend"] == "auto":
         raise EngineConfigError(
             "structured_outputs_config", "backend: must name a backend; auto is not proven"

@@ -51,8 +51,8 @@ class CallConstraints:
         if self._lacks:
             raise NoCallGrammar(self._lacks)
         choice = "auto" if answer is None else "required"
-        wanted = body.model_copy(update={"tools": _strict(schemas), "tool_choice": choice})
-        tag = self._structural_tag(parser, wanted, single_call=single_call)
+        strict_body = body.model_copy(update={"tools": _strict(schemas), "tool_choice": choice})
+        tag = self._structural_tag(parser, strict_body, single_call=single_call)
         schema = None
         if answer is not None:
             is_any = answer.kind is ConstraintKind.JSON_OBJECT
@@ -121,6 +121,8 @@ def _special_tokens(tokenizer: Any) -> dict[str, int]:
     """
     from llguidance.hf import from_tokenizer
 
-    known = from_tokenizer(tokenizer)
+    matcher_tokenizer = from_tokenizer(tokenizer)
     added = tokenizer.get_added_vocab()
-    return {text: token for text, token in added.items() if known.is_special_token(token)}
+    return {
+        text: token for text, token in added.items() if matcher_tokenizer.is_special_token(token)
+    }

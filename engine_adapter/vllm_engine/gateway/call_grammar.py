@@ -101,9 +101,11 @@ class _Writer:
             raise _inexpressible(node["type"])
         tags = [(_text(tag["begin"]), tag) for tag in node["tags"]]
         calls = [
-            self._triggered(trigger, begun)
+            self._triggered(trigger, triggered_tags)
             for trigger in node["triggers"]
-            if (begun := [(begin, tag) for begin, tag in tags if begin.startswith(trigger)])
+            if (
+                triggered_tags := [(begin, tag) for begin, tag in tags if begin.startswith(trigger)]
+            )
         ]
         if node.get("stop_after_first"):
             return _one_of([*calls, _ANY_TEXT])
@@ -150,28 +152,28 @@ class _Writer:
         return _sequence((self._literal(_text(begin)), self._expression(node["content"]), end))
 
     def _separated(self, node: Node) -> str:
-        one = _one_of([self._expression(tag) for tag in node["tags"]])
+        call = _one_of([self._expression(tag) for tag in node["tags"]])
         if node.get("stop_after_first"):
-            return one
+            return call
         separator = self._literal(node["separator"])
-        return f"{one} ({separator} {one})*" if separator else f"{one}+"
+        return f"{call} ({separator} {call})*" if separator else f"{call}+"
 
     def _triggered(self, trigger: str, tags: Sequence[tuple[str, Node]]) -> str:
         """Any text up to the first trigger, and the calls, whose begins are given with them."""
         rests = [self._tag(tag, begin[len(trigger) :]) for begin, tag in tags]
         if self._special.search(trigger):
-            before = f"{_ANY_TEXT} {self._literal(trigger)}"
+            prefix = f"{_ANY_TEXT} {self._literal(trigger)}"
         else:
-            before = self._rule("text", f"{_ANY_TEXT} {json.dumps(trigger)}", "[lazy]")
-        return _sequence((before, _one_of(rests)))
+            prefix = self._rule("text", f"{_ANY_TEXT} {json.dumps(trigger)}", "[lazy]")
+        return _sequence((prefix, _one_of(rests)))
 
     def _literal(self, text: str) -> str:
         """The text; its special tokens are tokens."""
         parts, done = [], 0
-        for found in self._special.finditer(text):
-            parts.append(_quoted(text[done : found.start()]))
-            parts.append(f"<[{self._specials[found[0]]}]>")
-            done = found.end()
+        for match in self._special.finditer(text):
+            parts.append(_quoted(text[done : match.start()]))
+            parts.append(f"<[{self._specials[match[0]]}]>")
+            done = match.end()
         return _sequence((*parts, _quoted(text[done:])))
 
     def _rule(self, kind: str, body: str, option: str = "") -> str:

@@ -33,7 +33,7 @@ from engine_adapter.vllm_engine.gateway.constraint_process import (
     Vocabulary,
     setup_frame,
 )
-from engine_adapter.vllm_engine.gateway.fair_turns import FairTurns
+from engine_adapter.vllm_engine.gateway.fair_semaphore import FairSemaphore
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +78,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Job:
-    """A check that runs or waits for its turn.
+    """A check that runs or waits for a slot.
 
     Attributes:
         owners: owner -> how many of its requests wait for the verdict.
@@ -106,7 +106,7 @@ class ConstraintChecker:
         self._grammar_bytes = grammar_bytes
         self._limits = CompileLimits(cpu_seconds, MEMORY_BYTES, stack_bytes())
         self._setup: bytes | None = None
-        self._turns = FairTurns(MAX_PROCESSES, MAX_PROCESSES_OF_ONE)
+        self._slots = FairSemaphore(MAX_PROCESSES, MAX_PROCESSES_OF_ONE)
         self._idle: list[ConstraintProcess] = []
         self._jobs: dict[bytes, _Job] = {}
         # Also those of jobs whose clients have all left, until they have ended their process.
@@ -178,7 +178,7 @@ class ConstraintChecker:
             self._tasks.add(job.task)
             job.task.add_done_callback(self._tasks.discard)
         job.owners[owner] += 1
-        self._turns.serve()
+        self._slots.grant_free()
         try:
             return await asyncio.shield(job.task)
         finally:
@@ -193,7 +193,7 @@ class ConstraintChecker:
     async def _judge(
         self, key: bytes, constraint: StructuredOutput, owners: Collection[str | None]
     ) -> Verdict:
-        async with self._turns.turn(owners):
+        async with self._slots.acquire(owners):
             if self._idle:
                 process = self._idle.pop()
             else:

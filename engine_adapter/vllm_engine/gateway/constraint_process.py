@@ -99,14 +99,14 @@ class ConstraintProcess:
     async def start(cls, setup: bytes) -> "ConstraintProcess":
         """A worker that is ready; `setup` is of `setup_frame`. Raises `EngineStartError`."""
         paths = os.pathsep.join(path for path in sys.path if path)
-        kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         process = cls(
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", _WORKER),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env={**kept, "PYTHONPATH": paths},
+                env={**environment, "PYTHONPATH": paths},
                 # Ctrl-C reaches the whole process group, and the gateway ends its workers itself.
                 start_new_session=True,
             )

@@ -88,13 +88,13 @@ class _Compiler:
             return f"Invalid grammar specification: {error}", 0
         # Without a tokenizer first: then tokens that are not text cannot be named.
         reason = self._matcher.validate_grammar(grammar, None, limits=matcher_limits())
-        before, size = allocated_bytes(), 0
+        bytes_before, size = allocated_bytes(), 0
         if not reason:
             matcher = self._matcher(self._tokenizer, grammar, log_level=0, limits=matcher_limits())
             if not matcher.is_error():
                 matcher.compute_bitmask()
             reason = matcher.get_error()
-            size = max(0, allocated_bytes() - before)
+            size = max(0, allocated_bytes() - bytes_before)
         return f"Grammar error: {reason}" if reason else None, size
 
 

@@ -71,7 +71,7 @@ class Heartbeat:
     async def _silence(self, asking: "asyncio.Future[object]") -> str:
         """Waits for the answer, at most as long as allowed; how it hangs, or nothing."""
         silent_s = idle_s = 0.0
-        before = None
+        previous_sight = None
         while True:
             began = self._clock()
             await asyncio.wait((asking,), timeout=self._tick_s)
@@ -81,24 +81,24 @@ class Heartbeat:
             listened_s = min(self._clock() - began, 2 * self._tick_s)
             silent_s += listened_s
             # It reads a file of every process of the machine.
-            now = await asyncio.to_thread(self._witness.look)
-            idle_s = idle_s + listened_s if _is_idle(before, now, listened_s) else 0.0
-            before = now
+            sight = await asyncio.to_thread(self._witness.look)
+            idle_s = idle_s + listened_s if _is_idle(previous_sight, sight, listened_s) else 0.0
+            previous_sight = sight
             if asking.done():  # it has answered during the look
                 return ""
             if self._policy.idle_s and idle_s >= self._policy.idle_s:
-                how = "was stopped" if now and now.stopped else "used no CPU time"
+                how = "was stopped" if sight and sight.stopped else "used no CPU time"
                 return f"did not answer for {silent_s:.0f} s, {how}, and was killed"
             if self._policy.busy_s and silent_s >= self._policy.busy_s:
                 return f"did not end a step within {silent_s:.0f} s, and was killed"
 
 
-def _is_idle(before: Sight | None, now: Sight | None, seconds: float) -> bool:
+def _is_idle(previous_sight: Sight | None, sight: Sight | None, seconds: float) -> bool:
     """Whether a process did nothing for the last `seconds`."""
-    if now is None:
+    if sight is None:
         return False
-    if now.stopped:
+    if sight.stopped:
         return True
-    if before is None or now.reads:
+    if previous_sight is None or sight.reads:
         return False
-    return now.cpu_s - before.cpu_s < _IDLE_SHARE * seconds
+    return sight.cpu_s - previous_sight.cpu_s < _IDLE_SHARE * seconds

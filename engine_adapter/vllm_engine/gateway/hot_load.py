@@ -119,9 +119,9 @@ async def try_proposers(process: Process, specs: Sequence[ProposerSpec]) -> None
     faults: dict[str, str] = {}
     for of_rank in await process.collective_rpc("specgate_try_proposers"):
         faults = {**of_rank, **faults}
-    found = [f"{s.name}: {cannot_draft(s, faults[s.name])}" for s in specs if s.name in faults]
-    if found:
-        raise EngineConfigError("proposer", "; ".join(found))
+    messages = [f"{s.name}: {cannot_draft(s, faults[s.name])}" for s in specs if s.name in faults]
+    if messages:
+        raise EngineConfigError("proposer", "; ".join(messages))
 
 
 def cannot_draft(spec: ProposerSpec, reason: str) -> str:

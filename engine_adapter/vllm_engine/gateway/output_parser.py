@@ -86,9 +86,9 @@ class VllmParser:
         self._pieces_shown += pieces
         if pieces:
             self._bounded.error = None  # it has recovered
-        elif ends and self._bounded.error is not None and (rest := self._unshown.take()):
+        elif ends and self._bounded.error is not None and (text_pieces := self._unshown.take()):
             self.failure = ParserFailure("error", self._bounded.error)
-            return rest
+            return text_pieces
         return pieces
 
     def _parsed(self, delta: Delta, *, ends: bool) -> list[Piece]:
@@ -209,23 +209,25 @@ class VllmParser:
             call.waiting = ""
 
 
-def _missing_pieces(shown: AssistantMessage, whole: AssistantMessage) -> list[Piece] | None:
-    """The pieces that make `whole` of `shown`; `None` if it does not begin like `shown`."""
-    reasoning = _missing(shown.reasoning, whole.reasoning)
-    text = _missing(shown.text, whole.text)
-    if reasoning is None or text is None or len(shown.calls) > len(whole.calls):
+def _missing_pieces(
+    sent_message: AssistantMessage, whole_message: AssistantMessage
+) -> list[Piece] | None:
+    """The pieces that complete a sent message; `None` if `whole_message` does not begin with it."""
+    reasoning = _missing(sent_message.reasoning, whole_message.reasoning)
+    text = _missing(sent_message.text, whole_message.text)
+    if reasoning is None or text is None or len(sent_message.calls) > len(whole_message.calls):
         return None
     pieces: list[Piece] = [ReasoningPiece(reasoning)] if reasoning else []
     if text:
         pieces.append(TextPiece(text))
-    for i, call in enumerate(whole.calls):
+    for i, call in enumerate(whole_message.calls):
         arguments: str | None = call.arguments
-        if i >= len(shown.calls):
+        if i >= len(sent_message.calls):
             pieces.append(CallBegin(i, call.id, call.name))
-        elif call.name != shown.calls[i].name:
+        elif call.name != sent_message.calls[i].name:
             return None
         else:
-            arguments = _missing(shown.calls[i].arguments, call.arguments)
+            arguments = _missing(sent_message.calls[i].arguments, call.arguments)
         if arguments is None:
             return None
         if arguments:
@@ -233,14 +235,14 @@ def _missing_pieces(shown: AssistantMessage, whole: AssistantMessage) -> list[Pi
     return pieces
 
 
-def _missing(shown: str, whole: str) -> str | None:
-    """The end of `whole` that `shown` lacks. Only streams keep the space around a text."""
-    if whole.startswith(shown):
-        return whole[len(shown) :]
-    shown, whole = shown.lstrip(), whole.lstrip()
-    if whole.startswith(shown):
-        return whole[len(shown) :]
-    return "" if shown.rstrip() == whole.rstrip() else None
+def _missing(sent_text: str, whole_text: str) -> str | None:
+    """The end of `whole_text` that `sent_text` lacks. Only streams keep the space around a text."""
+    if whole_text.startswith(sent_text):
+        return whole_text[len(sent_text) :]
+    sent_text, whole_text = sent_text.lstrip(), whole_text.lstrip()
+    if whole_text.startswith(sent_text):
+        return whole_text[len(sent_text) :]
+    return "" if sent_text.rstrip() == whole_text.rstrip() else None
 
 
 _MOST_BETWEEN = 64
@@ -268,12 +270,12 @@ class _UnshownText:
             return
         text, end = "".join(self._parts), 0
         for piece in pieces:
-            shown = piece.name if isinstance(piece, CallBegin) else piece.text
-            at = text.find(shown, end, end + _MOST_BETWEEN + len(shown))
-            if at < 0:
+            piece_text = piece.name if isinstance(piece, CallBegin) else piece.text
+            position = text.find(piece_text, end, end + _MOST_BETWEEN + len(piece_text))
+            if position < 0:
                 self._is_lost = True
                 break
-            end = at + len(shown)
+            end = position + len(piece_text)
         self._parts = [text[end:]]
 
     def take(self) -> list[Piece]:

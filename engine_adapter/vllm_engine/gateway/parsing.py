@@ -111,10 +111,10 @@ class VllmParsing:
         self._constraints = constraints
         self._allowance = Allowance()
         with taken_parser_errors():  # the lines can hold what clients send
-            first = self._new_parser_of(_body(request))
-            self._body = first.adjust_request(_body(request))
-        self._tool_parser = first.tool_parser
-        self._marks_are_special = _marks_are_special(first.reasoning_parser, tokenizer)
+            first_parser = self._new_parser_of(_body(request))
+            self._body = first_parser.adjust_request(_body(request))
+        self._tool_parser = first_parser.tool_parser
+        self._marks_are_special = _marks_are_special(first_parser.reasoning_parser, tokenizer)
 
     @property
     def needs_special_tokens(self) -> bool:

@@ -32,8 +32,8 @@ def device_ids(config: EngineConfig) -> list[Any]:
             f"{config.data_parallel_size} engines need {needed} GPUs ({_SIZE} times "
             f"tensor_parallel_size), and there are {len(ids)}",
         )
-    first = config.data_parallel_index * of_each
-    return ids[first : first + of_each]
+    first_id = config.data_parallel_index * of_each
+    return ids[first_id : first_id + of_each]
 
 
 def cores(config: EngineConfig) -> frozenset[int] | None:
@@ -46,8 +46,8 @@ def cores(config: EngineConfig) -> frozenset[int] | None:
         EngineConfigError: there are fewer cores than engines, or the variable does not fit.
     """
     size, index = config.data_parallel_size, config.data_parallel_index
-    given = os.environ.get(THREADS_BIND, "auto")
-    if size == 1 or given == "nobind":
+    binding = os.environ.get(THREADS_BIND, "auto")
+    if size == 1 or binding == "nobind":
         return None
     if int(config.arguments.get("tensor_parallel_size") or 1) > 1:
         raise EngineConfigError(
@@ -55,10 +55,10 @@ def cores(config: EngineConfig) -> frozenset[int] | None:
             "with tensor_parallel_size on CPU, vLLM binds the threads of every engine to the same "
             f"memory nodes: set {THREADS_BIND}=nobind",
         )
-    if given != "auto":
-        parts = given.split("|")
+    if binding != "auto":
+        parts = binding.split("|")
         if len(parts) != size:
-            message = f"{THREADS_BIND} must name the CPUs of each of {size} engines, got {given}"
+            message = f"{THREADS_BIND} must name the CPUs of each of {size} engines, got {binding}"
             raise EngineConfigError(_SIZE, message)
         return frozenset(compat.cpu_resource_utils.parse_id_list(parts[index]))
     shares = dealt(compat.cpu_resource_utils.get_allowed_cpu_list(), size)
@@ -93,13 +93,13 @@ def on_cores(cpus: Set[int] | None) -> Iterator[None]:
     if cpus is None:
         yield
         return
-    before, known = os.sched_getaffinity(0), set(os.listdir(_THREADS))
+    old_cpus, old_threads = os.sched_getaffinity(0), set(os.listdir(_THREADS))
     os.sched_setaffinity(0, cpus)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
-        for thread in map(int, set(os.listdir(_THREADS)) - known):
+        os.sched_setaffinity(0, old_cpus)
+        for thread in map(int, set(os.listdir(_THREADS)) - old_threads):
             with suppress(ProcessLookupError):
                 if os.sched_getaffinity(thread) == cpus:
-                    os.sched_setaffinity(thread, before)
+                    os.sched_setaffinity(thread, old_cpus)

@@ -230,7 +230,7 @@ def check_state(vllm_config: Any) -> None:
         raise EngineConfigError("dtype", f"{reason} networks have no other dtype there")
 
 
-def _check_layers(model_config: Any, known: Set[str]) -> None:
+def _check_layers(model_config: Any, proven_kinds: Set[str]) -> None:
     if model_config.model_type in NOT_CAUSAL:
         raise EngineConfigError(
             "model",
@@ -242,10 +242,10 @@ def _check_layers(model_config: Any, known: Set[str]) -> None:
             "model",
             f"{model_config.model_type} has weights that vLLM cannot load: choose another model",
         )
-    if others := sorted(_kinds(model_config.get_text_config()) - known):
+    if kinds := sorted(_kinds(model_config.get_text_config()) - proven_kinds):
         raise EngineConfigError(
             "model",
-            f"{model_config.model_type} ({', '.join(others)}) has layers whose cache is not proven "
+            f"{model_config.model_type} ({', '.join(kinds)}) has layers whose cache is not proven "
             "to follow switches and rejected drafts: choose another model",
         )
 

@@ -118,14 +118,14 @@ class EngineProcess:
 
     async def _load_in_thread(self, pipe: str) -> None:
         """Runs `_load`. When cancelled, kills the processes that it waits for, so that it ends."""
-        before = set(multiprocessing.active_children())
+        earlier_children = set(multiprocessing.active_children())
         loading = asyncio.ensure_future(asyncio.to_thread(self._load, pipe))
         try:
             await asyncio.shield(loading)
         except asyncio.CancelledError:
             self._abandoned.set()
             while not loading.done():
-                for process in set(multiprocessing.active_children()) - before:
+                for process in set(multiprocessing.active_children()) - earlier_children:
                     process.kill()
                 await asyncio.wait((loading,), timeout=_KILL_POLL_S)
             loading.exception()
@@ -292,8 +292,8 @@ def _sigint_blocked() -> Iterator[None]:
     """
     # The tracker unblocks the signal when it starts, so it must be running before the block.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)

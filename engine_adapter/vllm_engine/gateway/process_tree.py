@@ -40,11 +40,11 @@ class ProcessTree:
             return None
         cpu_s, states = 0.0, set()
         try:
-            for one in (one for pid in self._pids for one in _members(pid)):
-                times = one.cpu_times()
+            for process in (process for pid in self._pids for process in _members(pid)):
+                times = process.cpu_times()
                 # Those of children count from their end on: a compiler's, for example.
                 cpu_s += times.user + times.system + times.children_user + times.children_system
-                states.add(one.status())
+                states.add(process.status())
         except (psutil.Error, OSError):
             # psutil lets an error of the system through: no file can be opened, for example.
             return None
@@ -54,9 +54,9 @@ class ProcessTree:
         """Ends them at once, stopped ones too."""
         for pid in self._pids:
             with suppress(psutil.NoSuchProcess):
-                for one in _members(pid):
+                for process in _members(pid):
                     with suppress(psutil.NoSuchProcess):
-                        one.kill()
+                        process.kill()
 
 
 def _members(pid: int) -> list[psutil.Process]:

@@ -41,11 +41,11 @@ class VllmMetrics:
 
     def clear_gauges(self) -> None:
         """Sets every gauge of the engine to 0: the process that they describe is dead."""
-        own = str(self._index)
+        engine_label = str(self._index)
         for gauge in self._gauges.values():
-            for shown in gauge.collect():
-                for sample in shown.samples:
-                    if sample.labels.get("engine", own) == own:
+            for metric in gauge.collect():
+                for sample in metric.samples:
+                    if sample.labels.get("engine", engine_label) == engine_label:
                         gauge.labels(**sample.labels).set(0)
 
     def _metric(self, kind: type, name: str, *args: Any, **kwargs: Any) -> Any:

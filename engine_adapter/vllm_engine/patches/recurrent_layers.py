@@ -76,10 +76,10 @@ def update_convolution(
         [T, D].
     """
     if num_accepted_tokens is None or query_start_loc is None:
-        single: torch.Tensor = compat.causal_conv1d.causal_conv1d_update_cpu(
+        output: torch.Tensor = compat.causal_conv1d.causal_conv1d_update_cpu(
             x, conv_state, weight, bias, activation, conv_state_indices, query_start_loc, **options
         )
-        return single
+        return output
     slots = conv_state_indices.reshape(len(num_accepted_tokens), -1)[:, 0].long()
     starts, lengths = query_start_loc[:-1].long(), query_start_loc.diff().long()
     row = torch.repeat_interleave(lengths)
@@ -87,13 +87,13 @@ def update_convolution(
     history, longest = weight.shape[1] - 1, int(lengths.max())
     # Each row's inputs from the first that its first output reads: [R, history + longest, D].
     inputs = x.new_zeros(len(slots), history + longest, x.shape[1], dtype=conv_state.dtype)
-    kept = (num_accepted_tokens.long() - 1)[:, None] + torch.arange(history)
-    inputs[:, :history] = conv_state.transpose(1, 2)[slots[:, None], kept]
+    history_columns = (num_accepted_tokens.long() - 1)[:, None] + torch.arange(history)
+    inputs[:, :history] = conv_state.transpose(1, 2)[slots[:, None], history_columns]
     inputs[row, history + column] = x.to(conv_state.dtype)
     # A row with fewer tokens than the longest gets zeros behind its own, which are never read.
     conv_state[slots, :, : history + longest - 1] = inputs[:, 1:].transpose(1, 2)
-    read = inputs.float()
-    out = sum(read[:, j : j + longest] * weight[:, j].float() for j in range(history + 1))
+    inputs_f32 = inputs.float()
+    out = sum(inputs_f32[:, j : j + longest] * weight[:, j].float() for j in range(history + 1))
     assert isinstance(out, torch.Tensor)
     if bias is not None:
         out = out + bias.float()
@@ -145,13 +145,24 @@ def update_states(
     begin = slots.gather(1, num_accepted_tokens.long()[:, None] - 1)[:, 0]
     for depth in range(int(lengths.max())):
         rows = torch.nonzero(lengths > depth)[:, 0]
-        at, own = starts[rows] + depth, slots[rows, depth]
-        state[own] = state[begin[rows]]
-        made = out.new_empty(len(rows), *out.shape[1:])
-        one = own[:, None].to(torch.int32)
-        options |= {"state_batch_indices": one, "dst_state_batch_indices": one}
-        update(state, x[at], dt[at], A, B[at], C[at], D, dt_bias, out=made, **options)
-        out[at] = made
+        positions, state_slots = starts[rows] + depth, slots[rows, depth]
+        state[state_slots] = state[begin[rows]]
+        outputs = out.new_empty(len(rows), *out.shape[1:])
+        slot_column = state_slots[:, None].to(torch.int32)
+        options |= {"state_batch_indices": slot_column, "dst_state_batch_indices": slot_column}
+        update(
+            state,
+            x[positions],
+            dt[positions],
+            A,
+            B[positions],
+            C[positions],
+            D,
+            dt_bias,
+            out=outputs,
+            **options,
+        )
+        out[positions] = outputs
         begin = slots[:, depth]
 
 
@@ -194,7 +205,7 @@ def verify_gated_delta(
         num_accepted_tokens=accepted,
         query_start_loc=starts,
     )
-    query, key, value = (one.squeeze(0) for one in layer.rearrange_mixed_qkv(mixed))
+    query, key, value = (part.squeeze(0) for part in layer.rearrange_mixed_qkv(mixed))
     out: torch.Tensor = compat.custom_ops.fused_sigmoid_gating_delta_rule_update_spec_cpu(
         A_log=layer.A_log,
         dt_bias=layer.dt_bias,

@@ -333,4 +333,4 @@ def test_a_lone_request_reads_at_most_two_thresholds_in_a_step(
     config = SimpleNamespace(
         long_prefill_token_threshold=threshold, long_prefill_token_threshold_adaptive=adaptive
     )
-    assert budget_of_one(config, budget, least=9) == expected
+    assert budget_of_one(config, budget, min_row_tokens=9) == expected
