@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Specs = Sequence[ProposerSpec]
 
-MOST_SEED = 2**31 - 1
+MAX_SEED = 2**31 - 1
 
 
 class BadArgument(Exception):

@@ -3,12 +3,12 @@
 import argparse
 import os
 
-from benchmarks.commands.arguments import MOST_SEED, add_count, add_out, count, number
+from benchmarks.commands.arguments import MAX_SEED, add_count, add_out, count, number
 from server.commands.admin_client import DEFAULT_URL, URL_VARIABLE, Parser
 
 CONCURRENCY, REQUESTS, RAMP_SECONDS = 8, 64, 60.0
 SLO_NAMES = ("ttft", "tpot", "e2e")
-MOST_CONCURRENT = 4096
+MAX_CONCURRENT = 4096
 
 
 def make_parser() -> Parser:
@@ -88,7 +88,7 @@ def _add_arrivals(parser: Parser) -> None:
     parser.add_argument(
         "--concurrency",
         action="append",
-        type=number(1, MOST_CONCURRENT, int),
+        type=number(1, MAX_CONCURRENT, int),
         metavar="N",
         help=f"closed loop with N requests in flight (repeatable; default: {CONCURRENCY})",
     )
@@ -139,7 +139,7 @@ def _add_passes(parser: Parser) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=number(0, MOST_SEED, int),
+        type=number(0, MAX_SEED, int),
         default=1234,
         help="seed of prompts, arrivals and sampling (default: 1234)",
     )
@@ -163,10 +163,10 @@ def _ramp(text: str) -> tuple[int, int]:
     numbers = [int(part) for part in parts if part.isdecimal()]
     if len(parts) == len(numbers) == 3 and numbers[0] == numbers[2]:
         low, high, _ = numbers
-        if 1 <= low < high <= MOST_CONCURRENT:
+        if 1 <= low < high <= MAX_CONCURRENT:
             return low, high
     raise argparse.ArgumentTypeError(
-        f"must be LOW:HIGH:LOW with 1 <= LOW < HIGH <= {MOST_CONCURRENT}, got {text!r}"
+        f"must be LOW:HIGH:LOW with 1 <= LOW < HIGH <= {MAX_CONCURRENT}, got {text!r}"
     )
 
 

@@ -18,7 +18,7 @@ from benchmarks.gateway.run import GatewayPlan, measure, profile
 from benchmarks.gateway.tables import profile_rows, rows
 from server.commands.admin_client import Parser
 
-DELTAS, MOST_DELTA = (1, 3), 9
+DELTAS, MAX_DELTA = (1, 3), 9
 
 
 def make_parser() -> Parser:
@@ -38,7 +38,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--delta",
         action="append",
-        type=number(1, MOST_DELTA, int),
+        type=number(1, MAX_DELTA, int),
         metavar="N",
         help="tokens per event (repeatable; default: 1 3)",
     )

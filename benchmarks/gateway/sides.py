@@ -23,7 +23,7 @@ BARE, SPECGATE, STOCK = "bare", "specgate", "stock"
 
 PROPOSER = "replayed"
 
-MOST_STREAMS = 4096
+MAX_STREAMS = 4096
 """At a time."""
 
 
@@ -134,7 +134,7 @@ def _body(answer: Answer, *, names_method: bool) -> bytes:
 
 def _specgate_command(setup: Setup) -> list[str]:
     words = ["serve", target_path("demo"), "--engine", setup.engine, "--spec-method", "none"]
-    words += ["--max-engine-sequences", str(MOST_STREAMS)]  # no request waits for another
+    words += ["--max-engine-sequences", str(MAX_STREAMS)]  # no request waits for another
     if setup.engine == "vllm":
         return [*_stub(setup, "specgate"), *words, *shared_flags()]
     options = {"fake_replay": True, "fake_step_ms": setup.step_ms}

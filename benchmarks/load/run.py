@@ -19,7 +19,7 @@ from benchmarks.load.samples import Condition, Pass
 from benchmarks.load.sides import Side, Target, describe, prepare
 from benchmarks.load.workloads import Workload
 
-MOST_REQUESTS = 20_000
+MAX_REQUESTS = 20_000
 """The most requests of a pass that is only limited by time."""
 PRIMED_AT_ONCE = 4
 WARM_UP_TOKENS = 16
@@ -84,8 +84,8 @@ class LoadPlan:
         """The most requests of a pass, or, if only time limits it, of each phase of it."""
         if isinstance(arrivals, OpenLoop) and self.seconds is not None:
             expected = int(2 * arrivals.rate * self.seconds / min(arrivals.burstiness, 1)) + 64
-            return min(self.requests or MOST_REQUESTS, expected)
-        return self.requests or MOST_REQUESTS
+            return min(self.requests or MAX_REQUESTS, expected)
+        return self.requests or MAX_REQUESTS
 
 
 class Watcher(Protocol):

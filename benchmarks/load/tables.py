@@ -50,7 +50,7 @@ NOTES = (
     "sides, and below 1 is faster."
 )
 
-MOST_OF_ERROR = 300
+MAX_ERROR_LENGTH = 300
 """Characters of a server's error that a note shows."""
 
 THROUGHPUT_HEAD = (
@@ -89,7 +89,7 @@ def figures_table(figures: Sequence[SideFigures], title: str = "") -> Table:
     ]
     failures = [
         f"`{f.side}`: {sum(f.errors.values())} of {f.requests} requests failed, the first with "
-        f"{f.first_error[:MOST_OF_ERROR]}"
+        f"{f.first_error[:MAX_ERROR_LENGTH]}"
         for f in figures
         if f.first_error
     ]

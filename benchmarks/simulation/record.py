@@ -118,7 +118,7 @@ class Recorder:
         self._engine: Any = LLMEngine.from_vllm_config(args.create_engine_config())
         client: Any = self._engine.engine_core
         core = client.engine_core
-        known = SpecgateConfig.of(core.vllm_config).traits
+        known = SpecgateConfig.from_vllm_config(core.vllm_config).traits
         self.traits = tuple(traits for traits in known if traits.selectable)
         self._planner = _RecordingPlanner(self.traits, capacity)
         core.scheduler.row_table.planner = self._planner

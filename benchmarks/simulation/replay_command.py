@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.commands.arguments import (
-    MOST_SEED,
+    MAX_SEED,
     BadArgument,
     add_count,
     add_out,
@@ -56,7 +56,7 @@ def make_parser() -> Parser:
     add_count(parser, "--requests", 60, "requests of a phase")
     parser.add_argument(
         "--seed",
-        type=number(0, MOST_SEED, int),
+        type=number(0, MAX_SEED, int),
         default=0,
         help="seed of order and noise (default: 0)",
     )

@@ -16,7 +16,7 @@ def was_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def ended(task: "asyncio.Task[Any]") -> asyncio.CancelledError | None:
+async def wait_until_ended(task: "asyncio.Task[Any]") -> asyncio.CancelledError | None:
     """Waits until `task` has ended, even if the caller is cancelled, once or more often, meanwhile.
 
     Returns the cancellation, which the caller has to raise sooner or later.
@@ -36,6 +36,6 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     The cancellation is raised when `work` has ended, in place of what `work` returned or raised.
     """
     task = asyncio.create_task(work)
-    if (cancellation := await ended(task)) is None:
+    if (cancellation := await wait_until_ended(task)) is None:
         return task.result()
     raise cancellation from None if task.cancelled() else task.exception()

@@ -46,14 +46,14 @@ class GrammarsFull(ValueError):
     """The grammars of live sequences leave no room for another one; later there may be some."""
 
 
-def most_of_one(budget: int) -> int:
+def max_bytes_of_one(budget: int) -> int:
     """The most bytes that one compiled grammar may take, so that others can be live beside it."""
     return budget // 4
 
 
 def too_large(size: int, budget: int) -> str | None:
     """Why a grammar of `size` bytes is refused; `None` if it is not."""
-    limit = most_of_one(budget)
+    limit = max_bytes_of_one(budget)
     if size <= limit:
         return None
     return (

@@ -24,7 +24,7 @@ LEARNING_BYTES = 16 << 10
 LONG_CALL_S = 0.0003
 """CPU time in which a call may learn much, in seconds: up to 0.1 MB were seen."""
 
-MOST_LEARNED = 128 << 20
+MAX_LEARNED_BYTES = 128 << 20
 """The most that a grammar counts for what it has learned, in bytes. 115 MB were seen, when a lexer
 had all the states that it may have.
 """
@@ -61,7 +61,7 @@ class LearnedMemory:
         """
         bytes_before = self.bytes
         learned = bytes_before + allocated * (weight + self._missed_calls)
-        self.bytes = min(MOST_LEARNED, max(0, learned))
+        self.bytes = min(MAX_LEARNED_BYTES, max(0, learned))
         self._missed_calls = 0
         if allocated >= LEARNING_BYTES:
             self.measure_next()
@@ -90,17 +90,17 @@ class Sections:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = 0
-        self._begun = 0
+        self._num_begun = 0
 
     def begin(self) -> int | None:
         """A number for `end`; `None` if others run."""
         with self._lock:
             self._running += 1
-            self._begun += 1
-            return self._begun if self._running == 1 else None
+            self._num_begun += 1
+            return self._num_begun if self._running == 1 else None
 
     def end(self, number: int | None) -> bool:
         """Whether the section has run alone."""
         with self._lock:
             self._running -= 1
-            return number == self._begun
+            return number == self._num_begun

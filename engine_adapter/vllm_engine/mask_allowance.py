@@ -8,7 +8,7 @@ BURST_S = 0.3
 CREDIT_S = 0.05
 """CPU time that each new sequence brings, in seconds: many clients may share one grammar."""
 
-MOST_S = 1.0
+MAX_S = 1.0
 """The most CPU time that is left by it, in seconds, however many sequences begin at once."""
 
 PER_CALL_S = 0.002
@@ -37,7 +37,7 @@ class Allowance:
     def begin(self) -> None:
         """Counts a new sequence."""
         if not self.is_spent:
-            self.left_s = min(MOST_S, self.left_s + CREDIT_S)
+            self.left_s = min(MAX_S, self.left_s + CREDIT_S)
 
     def spend(self, seconds: float, calls: int = 1) -> None:
         """Counts calls of a matcher, which took `seconds` together. What is spent stays spent."""

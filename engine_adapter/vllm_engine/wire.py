@@ -114,7 +114,7 @@ class SpecgateConfig:
         return AdditionalConfig({KEY: {"proposers": specs, **settings}})
 
     @classmethod
-    def of(cls, vllm_config: Any) -> "SpecgateConfig":
+    def from_vllm_config(cls, vllm_config: Any) -> "SpecgateConfig":
         """Reads it from a `VllmConfig`."""
         fields = vllm_config.additional_config[KEY]
         specs = tuple(ProposerSpec(**spec) for spec in fields["proposers"])

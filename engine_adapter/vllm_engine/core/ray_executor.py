@@ -25,7 +25,7 @@ def executor_class() -> type:
         def _init_executor(self) -> None:
             """Starts the workers, as vLLM does."""
             patch_ray_device()
-            with patch_ray_worker(_made("CPURayWorker")):
+            with patch_ray_worker(_ray_class("CPURayWorker")):
                 super()._init_executor()
 
         def _build_runtime_env(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def worker_class() -> type:
 
 
 @cache
-def _made(name: str) -> type:
+def _ray_class(name: str) -> type:
     makers = {"CPURayExecutor": executor_class, "CPURayWorker": worker_class}
     ray_class = makers[name]()
     # Ray sends a class by its module and name, so it must be found here under that name.
@@ -69,4 +69,4 @@ def __getattr__(name: str) -> Any:
     """`CPURayExecutor`, as `distributed_executor_backend` names it, and `CPURayWorker`."""
     if name not in ("CPURayExecutor", "CPURayWorker"):
         raise AttributeError(name)
-    return _made(name)
+    return _ray_class(name)

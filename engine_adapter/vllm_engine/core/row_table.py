@@ -70,7 +70,7 @@ class RowTable:
         self._draft_outcomes: list[DraftOutcome] = []
         self._emitted = 0
         # Requests that ended; the planner forgets them when it has seen their last drafts.
-        self._ended: list[str] = []
+        self._ended_ids: list[str] = []
 
     # -- requests --------------------------------------------------------------------------
 
@@ -95,8 +95,8 @@ class RowTable:
         if not params.pinned and params.switch_epoch < last_switch.epoch:
             method = last_switch.spec_method
         self._rows[request_id] = RowState(method, params.pinned, streams_stats, request_class)
-        if request_id in self._ended:
-            self._ended.remove(request_id)
+        if request_id in self._ended_ids:
+            self._ended_ids.remove(request_id)
             self.planner.measurements.free(request_id)
         self.planner.measurements.admit(request_id, request_class)
         self.num_drafting += method.num_speculative_tokens > 0
@@ -107,7 +107,7 @@ class RowTable:
         if row is None:
             return None
         self.num_drafting -= row.spec_method.num_speculative_tokens > 0
-        self._ended.append(request_id)
+        self._ended_ids.append(request_id)
         return row.to_wire()
 
     def switch(self, switch: Switch) -> None:
@@ -314,7 +314,7 @@ class RowTable:
         Args:
             ready_s: when its tokens were there, by `time.perf_counter`; `None` is now.
         """
-        ended_requests, self._ended = self._ended, []
+        ended_ids, self._ended_ids = self._ended_ids, []
         outcomes, self._draft_outcomes = self._draft_outcomes, []
         end_s = time.perf_counter() if ready_s is None else ready_s
         # A step that was scheduled early has run since the one before it ended.
@@ -323,7 +323,7 @@ class RowTable:
         if self._step.planned or outcomes:
             self._observe(outcomes, size, seconds)
         self._tally.kind, self._tally.seconds = size.kind, seconds
-        for request_id in ended_requests:
+        for request_id in ended_ids:
             self.planner.measurements.free(request_id)
 
     def _observe(self, outcomes: Sequence[DraftOutcome], size: StepSize, seconds: float) -> None:

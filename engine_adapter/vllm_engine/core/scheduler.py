@@ -165,7 +165,7 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         patch_engine_core()
         patch_triton_check()
         patch_fatal_dump()
-        config = SpecgateConfig.of(vllm_config)
+        config = SpecgateConfig.from_vllm_config(vllm_config)
         process_store().budget = config.max_grammar_bytes
         patch_grammar_compiler(GrammarCompiler(process_store()))
         silence_rejected_tokens()

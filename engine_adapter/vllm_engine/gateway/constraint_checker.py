@@ -114,7 +114,7 @@ class ConstraintChecker:
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
 
     @classmethod
-    def of(cls, config: EngineConfig, vocabulary: Vocabulary) -> "ConstraintChecker":
+    def from_config(cls, config: EngineConfig, vocabulary: Vocabulary) -> "ConstraintChecker":
         """That of an engine."""
         return cls(vocabulary, config.max_constraint_s, config.max_compiled_grammar_bytes)
 
@@ -200,7 +200,7 @@ class ConstraintChecker:
                 process = await self._new_process()
             answer = await process.compile(constraint)
             if answer is None:
-                verdict = self._of_ended(await process.ended())
+                verdict = self._of_ended(await process.wait_for_exit())
             else:
                 verdict = self._of_answer(answer)
                 if answer.retires:

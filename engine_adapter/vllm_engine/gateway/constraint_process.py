@@ -38,7 +38,7 @@ class Vocabulary:
     named_properties: bool = False
 
     @classmethod
-    def of(cls, vllm_config: Any, tokenizer: Any) -> "Vocabulary | None":
+    def from_tokenizer(cls, vllm_config: Any, tokenizer: Any) -> "Vocabulary | None":
         """That of an engine; `None` with another backend, or a tokenizer that only vLLM reads.
 
         Then vLLM checks constraints itself, without a limit, and the log says so.
@@ -113,7 +113,7 @@ class ConstraintProcess:
         )
         ready = await process._exchange(setup)
         if ready is None or ready["error"] is not None:
-            status = await process.ended()
+            status = await process.wait_for_exit()
             cause = f"exit status {status}" if ready is None else ready["error"]
             raise EngineStartError(f"The process that checks constraints did not start: {cause}")
         return process
@@ -130,7 +130,7 @@ class ConstraintProcess:
         answer = await self._exchange(frame)
         return None if answer is None else Answer(**answer)
 
-    async def ended(self) -> int:
+    async def wait_for_exit(self) -> int:
         """The exit status of a process that has ended by itself.
 
         It is not killed: that would take its status away from asyncio's own wait.

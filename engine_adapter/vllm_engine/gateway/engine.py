@@ -112,7 +112,7 @@ class VllmEngine:
         await self._supervisor.start(on_progress)
         if (vocabulary := self._supervisor.child.vocabulary) is not None:
             on_progress("starting the check of constraints")
-            checker = ConstraintChecker.of(self._config, vocabulary)
+            checker = ConstraintChecker.from_config(self._config, vocabulary)
             await checker.start()
             self._checker = checker
 
@@ -124,7 +124,7 @@ class VllmEngine:
 
     async def _adopt(self, process: EngineProcess) -> None:
         """Makes a started process the engine's: reads its memory, restores adapters and switch."""
-        await hot_load.try_proposers(process, self._proposer_registry.specs)
+        await hot_load.smoke_test_proposers(process, self._proposer_registry.specs)
         self._proposer_registry.on_engine_started(await process.collective_rpc("specgate_memory"))
         if self._info is None:
             for name, path in self._config.lora_modules.items():

@@ -110,14 +110,14 @@ def _is_ready(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
     return True
 
 
-async def try_proposers(process: Process, specs: Sequence[ProposerSpec]) -> None:
+async def smoke_test_proposers(process: Process, specs: Sequence[ProposerSpec]) -> None:
     """Lets every proposer of a started process draft once, on every rank.
 
     Raises:
         EngineConfigError: a proposer cannot draft; the message has all of them.
     """
     faults: dict[str, str] = {}
-    for of_rank in await process.collective_rpc("specgate_try_proposers"):
+    for of_rank in await process.collective_rpc("specgate_smoke_test"):
         faults = {**of_rank, **faults}
     messages = [f"{s.name}: {cannot_draft(s, faults[s.name])}" for s in specs if s.name in faults]
     if messages:

@@ -76,7 +76,7 @@ class VllmParser:
         if not ends and not self._bounded.are_due:
             self._waits_for_end = True
         if self._waits_for_end:
-            return self._rest() if ends else []
+            return self._pieces_at_end() if ends else []
         try:
             pieces = self._parsed(delta, ends=ends)
         except ParserFailed as failed:
@@ -104,7 +104,7 @@ class VllmParser:
         )
         return [] if message is None else list(self._pieces(message))
 
-    def _rest(self) -> list[Piece]:
+    def _pieces_at_end(self) -> list[Piece]:
         """What the whole message has and no piece has shown."""
         self._bounded.error = None  # it was the former parser's
         message = self._message(Delta("".join(self._texts), tuple(self._token_ids)))
@@ -127,7 +127,7 @@ class VllmParser:
     def _message(self, everything: Delta) -> AssistantMessage | None:
         """The message of a whole text; `None` if the parser fails and text would be lost."""
         try:
-            message = self._bounded.make(lambda: self._whole(everything))
+            message = self._bounded.make(lambda: self._parse_whole(everything))
         except ParserFailed as failed:
             self.failure = failed.failure
             return None
@@ -138,7 +138,7 @@ class VllmParser:
                 return None
         return message
 
-    def _whole(self, everything: Delta) -> AssistantMessage:
+    def _parse_whole(self, everything: Delta) -> AssistantMessage:
         self._parser = self._make_parser()
         self._parser.set_prompt_token_ids(self._prompt)
         reasoning, text, calls = self._parser.parse(
@@ -245,7 +245,7 @@ def _missing(sent_text: str, whole_text: str) -> str | None:
     return "" if sent_text.rstrip() == whole_text.rstrip() else None
 
 
-_MOST_BETWEEN = 64
+_MAX_GAP = 64
 """Characters of marks between two pieces, at most."""
 
 
@@ -271,7 +271,7 @@ class _UnshownText:
         text, end = "".join(self._parts), 0
         for piece in pieces:
             piece_text = piece.name if isinstance(piece, CallBegin) else piece.text
-            position = text.find(piece_text, end, end + _MOST_BETWEEN + len(piece_text))
+            position = text.find(piece_text, end, end + _MAX_GAP + len(piece_text))
             if position < 0:
                 self._is_lost = True
                 break

@@ -152,7 +152,9 @@ class EngineProcess:
                 )
                 patch_admission(self._llm)
                 patch_token_texts()
-                self.vocabulary = Vocabulary.of(vllm_config, self._llm.input_processor.tokenizer)
+                self.vocabulary = Vocabulary.from_tokenizer(
+                    vllm_config, self._llm.input_processor.tokenizer
+                )
                 patch_constraint_check(self._llm, is_checked=self.vocabulary is not None)
         except Exception as error:  # the engine process ended; its log has the cause
             raise EngineStartError(f"vLLM did not start: {error}") from error

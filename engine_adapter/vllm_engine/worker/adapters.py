@@ -70,11 +70,11 @@ class PromptAdapters:
 
         def compute(part: torch.Tensor) -> torch.Tensor:
             # vLLM reads slices: where one begins, in rows.
-            first = (part.storage_offset() - hidden.storage_offset()) // hidden.stride(0)
+            first_row = (part.storage_offset() - hidden.storage_offset()) // hidden.stride(0)
             _, tokens, requests = self._adapters.make_lora_inputs(
                 batch.req_ids, batch.idx_mapping_np, batch.num_scheduled_tokens
             )
-            self._activate(tokens[first : first + len(part)], tokens, requests)
+            self._activate(tokens[first_row : first_row + len(part)], tokens, requests)
             return logits(part)
 
         return compute

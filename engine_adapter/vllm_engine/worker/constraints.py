@@ -65,14 +65,14 @@ class RowConstraint:
         self._step_s = step_s
         self._forces = forces
         # The forced text that was found last, and the number of tokens before it.
-        self._found: list[int] = []
-        self._found_after = 0
+        self._forced_tokens: list[int] = []
+        self._forced_after = 0
         self._use = use
         self._matcher = use.copy()
         self._eos = eos
         self._seconds = 0.0
         self._calls = 0
-        self._read: list[int] = []
+        self._read_tokens: list[int] = []
         self._num_committed = 0
         self._fits = True
         self._draft_fits = True
@@ -90,11 +90,11 @@ class RowConstraint:
 
     def _follow(self, tokens: npt.NDArray[np.int32]) -> None:
         fresh: list[int] = tokens[self._num_committed :].tolist()
-        drafted = self._read[self._num_committed :]
+        drafted = self._read_tokens[self._num_committed :]
         pairs = enumerate(zip(drafted, fresh, strict=False))
-        kept = next((i for i, (a, b) in pairs if a != b), min(len(drafted), len(fresh)))
-        self._take_back(len(drafted) - kept)
-        self._fits = self._consume(fresh[kept:])
+        num_matching = next((i for i, (a, b) in pairs if a != b), min(len(drafted), len(fresh)))
+        self._take_back(len(drafted) - num_matching)
+        self._fits = self._consume(fresh[num_matching:])
         self._draft_fits = True
         self._num_committed = len(tokens)
 
@@ -109,18 +109,22 @@ class RowConstraint:
         tokens = self._next_forced(count)
         if not tokens or len(tokens) == count:
             return tokens
-        before = len(self._read)
+        num_read = len(self._read_tokens)
         ends = self._consume(tokens) and self._has_ended
-        self._take_back(len(self._read) - before)
+        self._take_back(len(self._read_tokens) - num_read)
         return [*tokens, self._eos] if ends else tokens
 
     def _next_forced(self, count: int) -> list[int]:
         """The next forced tokens. Each forced text is looked for once, since it may be long."""
-        used = self._read[self._found_after :]
-        if not used or len(used) >= len(self._found) or used != self._found[: len(used)]:
-            self._found = self._matcher.compute_ff_tokens()
-            self._found_after, used = len(self._read), []
-        return self._found[len(used) : len(used) + count]
+        consumed = self._read_tokens[self._forced_after :]
+        if (
+            not consumed
+            or len(consumed) >= len(self._forced_tokens)
+            or consumed != self._forced_tokens[: len(consumed)]
+        ):
+            self._forced_tokens = self._matcher.compute_ff_tokens()
+            self._forced_after, consumed = len(self._read_tokens), []
+        return self._forced_tokens[len(consumed) : len(consumed) + count]
 
     def advance(self, token: int) -> None:
         """Reads a draft."""
@@ -139,9 +143,9 @@ class RowConstraint:
 
     def take_time(self) -> tuple[float, int]:
         """Ends a step. The CPU seconds that the matcher took in it, and in how many calls."""
-        taken = self._seconds, self._calls
+        spent = self._seconds, self._calls
         self._seconds, self._calls = 0.0, 0
-        return taken
+        return spent
 
     @contextmanager
     def _timed(self) -> Iterator[list[object]]:
@@ -166,13 +170,13 @@ class RowConstraint:
     def _consume(self, tokens: list[int]) -> bool:
         """Reads tokens as far as they fit; whether all do. The end of the text is not read."""
         count = self._matcher.try_consume_tokens(tokens)
-        self._read += tokens[:count]
+        self._read_tokens += tokens[:count]
         return count == len(tokens) or self._has_ended
 
     def _take_back(self, count: int) -> None:
         if count:
             self._matcher.rollback(count)
-            del self._read[-count:]
+            del self._read_tokens[-count:]
 
 
 class RowConstraints:
@@ -210,23 +214,23 @@ class RowConstraints:
         if compat.GuidanceBackend.is_tokenizer_supported(tokenizer):
             vocab_size = config.model_config.get_vocab_size()
             store = process_store()
-            store.budget = SpecgateConfig.of(config).max_grammar_bytes
+            store.budget = SpecgateConfig.from_vllm_config(config).max_grammar_bytes
             # Other ranks must drop the same grammars.
             store.measures = is_only_rank(config.parallel_config)
             self._tokenizer = compat.GuidanceBackend._build_ll_tokenizer(tokenizer, vocab_size)
 
-    def of(self, batch: DraftBatch) -> Sequence[RowConstraint | None]:
+    def for_batch(self, batch: DraftBatch) -> Sequence[RowConstraint | None]:
         """The constraint of each row that is drafted for, which has read the row; or `None`."""
         if not self.starts or self._tokenizer is None:
             return [None] * len(batch.rows)
-        found: list[RowConstraint | None] = []
+        row_constraints: list[RowConstraint | None] = []
         for i, (request_id, k) in enumerate(zip(batch.request_ids, batch.k.tolist(), strict=True)):
             start = self.starts.get(request_id)
             row = None if start is None or not k else self._row(request_id, start)
             if row is not None:
                 row.follow(batch.context(i)[row.start :])
-            found.append(row)
-        return found
+            row_constraints.append(row)
+        return row_constraints
 
     def take_times(self) -> dict[str, tuple[float, int]]:
         """Request id -> `RowConstraint.take_time`, of those that were asked since the last call."""

@@ -62,18 +62,18 @@ def free_bytes(device: torch.device, step_bytes: int) -> int:
 
 def _free_on_host() -> int:
     """The least of what the system, the container and the limit of the process leave."""
-    left = [psutil.virtual_memory().available]
+    free_bytes = [psutil.virtual_memory().available]
     for limit, usage, reclaimable in _CGROUPS:
         path = Path(limit)
         if path.is_file() and (text := path.read_text().strip()) != "max":
-            used = int((path.parent / usage).read_text())
+            used_bytes = int((path.parent / usage).read_text())
             statistics = (path.parent / "memory.stat").read_text().splitlines()
             parts = dict(line.split() for line in statistics)
-            left.append(int(text) - used + int(parts.get(reclaimable, 0)))
+            free_bytes.append(int(text) - used_bytes + int(parts.get(reclaimable, 0)))
     limit_of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit_of_process != resource.RLIM_INFINITY:
-        left.append(limit_of_process - psutil.Process().memory_info().vms)
-    return min(left)
+        free_bytes.append(limit_of_process - psutil.Process().memory_info().vms)
+    return min(free_bytes)
 
 
 def _name(device: torch.device) -> str:

@@ -21,7 +21,6 @@ from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport, without_kv
-from engine_adapter.vllm_engine.worker.cuts import cut_drafts
 from engine_adapter.vllm_engine.worker.draft_batches import DraftBatchBuilder
 from engine_adapter.vllm_engine.worker.draft_clock import DraftClock
 from engine_adapter.vllm_engine.worker.draft_validation import (
@@ -33,7 +32,7 @@ from engine_adapter.vllm_engine.worker.draft_validation import (
 )
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import SampledDraftStore
 from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
-from engine_adapter.vllm_engine.worker.shadows import ShadowDrafts
+from engine_adapter.vllm_engine.worker.shadows import ShadowDrafts, trim_lookup_drafts
 from engine_adapter.vllm_engine.worker.target import TargetStep
 
 log = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class ProposerDispatch:
         self._block_sizes = [group.kv_cache_spec.block_size for group in groups]
         for spec in self.host.specs:
             if model := self.host.draft_models.get(spec.name):
-                with self.host.refusing(spec):
+                with self.host.fail_start_on_error(spec):
                     model.bind_kv_cache(kv_cache_config, kernel_block_sizes)
 
     # -- following the batch -----------------------------------------------------------------
@@ -98,13 +97,13 @@ class ProposerDispatch:
         """Called first in a step: drops the state of ended requests, and follows changed blocks."""
         self._quarantined = scheduler_output.specgate_quarantined
         self.host.constraints.starts = scheduler_output.specgate_constraints
-        if ended := list(scheduler_output.finished_req_ids):
+        if ended_ids := list(scheduler_output.finished_req_ids):
             for proposer in self.host.proposers.values():
-                proposer.forget(ended)
-            self._batches.forget(ended)
-            self.host.constraints.forget(ended)
+                proposer.forget(ended_ids)
+            self._batches.forget(ended_ids)
+            self.host.constraints.forget(ended_ids)
         # A preempted request keeps its proposers' state, but its drafts and blocks are gone.
-        without_blocks = [*ended, *without_kv(scheduler_output)]
+        without_blocks = [*ended_ids, *without_kv(scheduler_output)]
         self.sampled_drafts.forget(without_blocks)
         self._shadows.forget(without_blocks)
         for head in self.host.heads:
@@ -161,10 +160,10 @@ class ProposerDispatch:
         report = self._report = DraftReport()
         merged = DraftCollector(len(step.sampled))
         self._compare_shadows()
-        for name, batch in self._batches_of(self._asked(plan), step):
+        for name, batch in self._batches_of(self._first_methods(plan), step):
             drafts = self._measured(name, batch)
             if plan.verify_caps:
-                drafts = cut_drafts(plan, name, batch, drafts, self._shadows, report)
+                drafts = trim_lookup_drafts(plan, name, batch, drafts, self._shadows, report)
             merged.set(batch.rows, drafts)
         if plan.fallbacks:
             self._fall_back(plan.fallbacks, step, merged)
@@ -172,24 +171,24 @@ class ProposerDispatch:
         report.constraint_times = self.host.constraints.take_times()
         return merged.collect().tokens, report
 
-    def _asked(self, plan: StepPlan) -> Mapping[str, SpecMethod]:
+    def _first_methods(self, plan: StepPlan) -> Mapping[str, SpecMethod]:
         """What each row's first proposer is asked for: its whole k if the plan cuts its draft."""
         if not plan.verify_caps:
             return plan.drafts
-        asked = dict(plan.drafts)
+        methods = dict(plan.drafts)
         for request_id in plan.verify_caps:
-            name = asked[request_id].proposer
+            name = methods[request_id].proposer
             if name in self.host.proposers:
-                asked[request_id] = SpecMethod(name, self.host.k_of(name))
-        return asked
+                methods[request_id] = SpecMethod(name, self.host.k_of(name))
+        return methods
 
     def _fall_back(
         self, fallbacks: Mapping[str, SpecMethod], step: TargetStep, merged: DraftCollector
     ) -> None:
         """Drafts with the second proposer of the rows for which nothing of the first is kept."""
         index, empty = self._runner.input_batch.req_id_to_index, merged.empty
-        wanted = {r: method for r, method in fallbacks.items() if empty[index[r]]}
-        for name, batch in self._batches_of(wanted, step):
+        methods = {r: method for r, method in fallbacks.items() if empty[index[r]]}
+        for name, batch in self._batches_of(methods, step):
             merged.set(batch.rows, self._measured(name, batch))
             self._report.fallbacks.extend(batch.request_ids)
 
@@ -218,10 +217,10 @@ class ProposerDispatch:
         """Compares the shadow drafts that wait with the rows' tokens."""
         if not self._shadows:
             return
-        known = self._runner.input_batch
-        index, lengths = known.req_id_to_index, known.num_tokens_no_spec
+        batch = self._runner.input_batch
+        index, lengths = batch.req_id_to_index, batch.num_tokens_no_spec
         rows = ((r, row, int(lengths[row])) for r, row in index.items())
-        self._report.outcomes.extend(self._shadows.compare(rows, known.token_ids_cpu))
+        self._report.outcomes.extend(self._shadows.compare(rows, batch.token_ids_cpu))
 
     def _draft_shadows(self, shadows: Mapping[str, Sequence[str]], step: TargetStep) -> None:
         """Makes new shadow drafts."""
@@ -230,12 +229,12 @@ class ProposerDispatch:
             if name in self._quarantined:
                 continue
             k = self.host.k_of(name)
-            wanted = {
+            methods = {
                 request_id: SpecMethod(name, k)
                 for request_id in request_ids
                 if request_id in index and not self._shadows.waits(request_id, name)
             }
-            for _, batch in self._batches_of(wanted, step):
+            for _, batch in self._batches_of(methods, step):
                 self._in_shadow = True
                 try:
                     drafts = self._measured(name, batch)

@@ -52,11 +52,11 @@ class DraftBatchBuilder:
         if not emitted.all():
             # A row in the middle of its prompt ends, for now, after the tokens read so far.
             k *= emitted
-            read = [step.scheduled[request_id] for request_id in request_ids]
-            num_tokens = np.where(emitted, num_tokens, computed + read)
+            num_scheduled = [step.scheduled[request_id] for request_id in request_ids]
+            num_tokens = np.where(emitted, num_tokens, computed + num_scheduled)
         token_ids = batch.token_ids_cpu.view()
         token_ids.flags.writeable = False  # the target reads its next tokens from there
-        made = DraftBatch(
+        draft_batch = DraftBatch(
             rows=index,
             request_ids=request_ids,
             num_tokens=num_tokens,
@@ -70,8 +70,8 @@ class DraftBatchBuilder:
             else None,
         )
         if not capabilities.constraint:
-            return made
-        return replace(made, constraints=self._constraints.of(made))
+            return draft_batch
+        return replace(draft_batch, constraints=self._constraints.for_batch(draft_batch))
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops the predictions of requests that ended."""

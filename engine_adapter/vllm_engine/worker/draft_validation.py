@@ -117,9 +117,9 @@ def _validate_ids(tokens: Sequence[Sequence[Any]], vocab_size: int) -> Sequence[
     return [row if type(row) in (DraftRow, list) else list(row) for row in tokens]
 
 
-def _check_range(least: Any, most: Any, vocab_size: int) -> None:
-    if least < 0 or most >= vocab_size:
-        raise BadDrafts(f"drafted ids in [{least}, {most}]; valid ids are in [0, {vocab_size})")
+def _check_range(lowest: Any, highest: Any, vocab_size: int) -> None:
+    if lowest < 0 or highest >= vocab_size:
+        raise BadDrafts(f"drafted ids in [{lowest}, {highest}]; valid ids are in [0, {vocab_size})")
 
 
 def _validate_probabilities(

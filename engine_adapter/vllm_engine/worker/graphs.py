@@ -31,7 +31,7 @@ class PlannedGraphs(compat.ModelCudaGraphManager):
         longest = self.decode_query_len
         captured: Shapes = {}
         candidates: Shapes = {}
-        for length in row_lengths(SpecgateConfig.of(self.vllm_config).proposers):
+        for length in row_lengths(SpecgateConfig.from_vllm_config(self.vllm_config).proposers):
             self.decode_query_len = length
             self._capture_descs, self._candidates = {}, {}
             super()._init_candidates()
@@ -53,12 +53,12 @@ def row_lengths(specs: Sequence[ProposerSpec]) -> list[int]:
     return sorted({1, *(spec.num_speculative_tokens + 1 for spec in models)})
 
 
-def _joined(first: Shapes, then: Shapes) -> Shapes:
+def _joined(shapes: Shapes, more_shapes: Shapes) -> Shapes:
     """Both without repetition, in this order."""
     return {
         key: [
-            *(shape for shape in first.get(key, ()) if shape not in then.get(key, ())),
-            *then.get(key, ()),
+            *(shape for shape in shapes.get(key, ()) if shape not in more_shapes.get(key, ())),
+            *more_shapes.get(key, ()),
         ]
-        for key in {**first, **then}
+        for key in {**shapes, **more_shapes}
     }

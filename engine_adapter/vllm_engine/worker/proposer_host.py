@@ -24,7 +24,7 @@ from engine_adapter.vllm_engine.worker.drafting.kv_groups import keeping_every_p
 from engine_adapter.vllm_engine.worker.drafting.paged_block_head import PagedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
-from engine_adapter.vllm_engine.worker.refusal import refusing
+from engine_adapter.vllm_engine.worker.start_failure import fail_start_on_error
 from engine_adapter.vllm_engine.worker.target import LoadedTarget
 from engine_adapter.vllm_engine.worker.verification.rejection import sampling_bytes
 
@@ -71,7 +71,7 @@ class ProposerHost:
         self._vllm_config = vllm_config
         self._runner = runner
         self._draft = draft
-        config = SpecgateConfig.of(vllm_config)
+        config = SpecgateConfig.from_vllm_config(vllm_config)
         self.progress = ProgressWriter(config.progress_pipe)
         self._target: LoadedTarget | None = None
         self.specs = config.proposers
@@ -93,7 +93,7 @@ class ProposerHost:
         self._target = LoadedTarget(target, self._vllm_config.model_config, self._runner.device)
         for spec in self.specs:
             stage = self.progress.stage(f"loading proposer {spec.name} ({spec.method})")
-            with self.refusing(spec), stage:
+            with self.fail_start_on_error(spec), stage:
                 self.proposers[spec.name] = self.create(spec)
                 if spec.name in self.draft_models:
                     self.draft_models[spec.name].load(target)
@@ -102,9 +102,9 @@ class ProposerHost:
         for head in self.heads:
             head.reserve_states(reserved)
 
-    def refusing(self, spec: ProposerSpec) -> AbstractContextManager[None]:
-        """A scope in which a failure ends the start and names this proposer: see `refusal`."""
-        return refusing(spec, self.progress)
+    def fail_start_on_error(self, spec: ProposerSpec) -> AbstractContextManager[None]:
+        """A scope in which an error ends the start and names this proposer."""
+        return fail_start_on_error(spec, self.progress)
 
     def create(self, spec: ProposerSpec) -> Proposer:
         """Creates a proposer. For a method without draft KV, another thread may call it."""
@@ -144,7 +144,7 @@ class ProposerHost:
         for name, proposer in self.proposers.items():
             model = self.draft_models.get(name)
             sizes[name] = (proposer.weights_bytes, model.kv_bytes if model else 0)
-        return {name: both for name, both in sizes.items() if any(both)}
+        return {name: nbytes for name, nbytes in sizes.items() if any(nbytes)}
 
     # -- the KV cache --------------------------------------------------------------------------
 
@@ -168,10 +168,10 @@ class ProposerHost:
 
         Draft models build the metadata of their layers when they run.
         """
-        own = self.draft_layers
+        draft_layers = self.draft_layers
         for groups in attn_groups:
             for group in groups:
-                group.layer_names = [name for name in group.layer_names if name not in own]
+                group.layer_names = [name for name in group.layer_names if name not in draft_layers]
             groups[:] = [group for group in groups if group.layer_names]
 
     # -- before the first request ------------------------------------------------------------
@@ -180,7 +180,7 @@ class ProposerHost:
         """Runs every draft model on meaningless tokens: see `PagedDraftModel.dummy_run`."""
         for spec in self.specs:
             if model := self.draft_models.get(spec.name):
-                with self.refusing(spec):
+                with self.fail_start_on_error(spec):
                     model.dummy_run(num_tokens, graphs)
 
     def sampling_memory(self, num_rows: int) -> torch.Tensor | None:
@@ -211,11 +211,13 @@ class ProposerHost:
         if self._runner.device.type == "cpu":
             return method.device_bytes(spec, self.target, 0), 0
         size = self.target.vocab_size
-        held = self._sampling_bytes if step_bytes is not None else 0
-        before = max(held, sampling_bytes(self.specs, rows, size))
-        after = max(before, sampling_bytes((*self.specs, spec), rows, size))
-        own = method.device_bytes(spec, self.target, rows)
-        return own + after - before, int(step_bytes or 0) + before - held
+        reserved = self._sampling_bytes if step_bytes is not None else 0
+        bytes_without = max(reserved, sampling_bytes(self.specs, rows, size))
+        bytes_with = max(bytes_without, sampling_bytes((*self.specs, spec), rows, size))
+        proposer_bytes = method.device_bytes(spec, self.target, rows)
+        return proposer_bytes + bytes_with - bytes_without, int(
+            step_bytes or 0
+        ) + bytes_without - reserved
 
     # -- what a proposer gets from its host --------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.state_layers import fault_of
-from engine_adapter.vllm_engine.worker.refusal import refuse
+from engine_adapter.vllm_engine.worker.start_failure import fail_start
 
 
 class StateLayerHooks:
@@ -23,7 +23,7 @@ class StateLayerHooks:
         """
         specs: dict[str, Any] = super().get_kv_cache_spec()
         layers = self.compilation_config.static_forward_context
-        kept = [name for name, spec in specs.items() if isinstance(spec, compat.MambaSpec)]
-        if fault := fault_of(type(layers[name]) for name in kept):
-            refuse("model", fault, self.drafter.host.progress)
+        state_layers = [name for name, spec in specs.items() if isinstance(spec, compat.MambaSpec)]
+        if fault := fault_of(type(layers[name]) for name in state_layers):
+            fail_start("model", fault, self.drafter.host.progress)
         return specs

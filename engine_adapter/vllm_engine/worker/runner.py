@@ -34,8 +34,8 @@ from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.row_options import RowOptions
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 from engine_adapter.vllm_engine.worker.recurrent import StateLayerHooks
-from engine_adapter.vllm_engine.worker.refusal import refuse, refusing_block_size
 from engine_adapter.vllm_engine.worker.request_rows import RequestRows, RowTables
+from engine_adapter.vllm_engine.worker.start_failure import fail_start, fail_start_on_block_size
 from engine_adapter.vllm_engine.worker.step_drafts import (
     LateStepDrafts,
     StepDrafts,
@@ -106,7 +106,8 @@ class RunnerHooks:
         if host.aux_reader is None:
             return
         self.use_aux_hidden_state_outputs = True
-        with host.refusing(host.aux_reader):  # not every class of vLLM's can output its layers
+        # Not every class of vLLM's can output its layers.
+        with host.fail_start_on_error(host.aux_reader):
             compat.set_eagle3_aux_hidden_state_layers(self.model, _reading(host.aux_layers))
 
     def _follow_adapters(self) -> None:
@@ -126,7 +127,7 @@ class RunnerHooks:
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Initializes as vLLM does, then shows the KV cache to draft models."""
         size = self.vllm_config.cache_config.block_size
-        with refusing_block_size(size, self.drafter.host.progress):
+        with fail_start_on_block_size(size, self.drafter.host.progress):
             super().initialize_kv_cache(*args, **kwargs)
         self._check_blocks()
         self.drafter.host.take_layers(self.attn_groups)
@@ -143,7 +144,7 @@ class RunnerHooks:
                 f"{sizes} is {self.kernel_block_sizes} for this machine's attention, which draft "
             )
             reason += "models and heads cannot follow; choose another size"
-            refuse("block_size", reason, host.progress)
+            fail_start("block_size", reason, host.progress)
 
     # -- following the requests --------------------------------------------------------------
 
@@ -158,8 +159,8 @@ class RunnerHooks:
     def _remove_request(self, req_id: str) -> bool:
         self.requests.pop(req_id, None)
         self._drafts.forget(req_id)
-        known: bool = super()._remove_request(req_id)
-        return known
+        was_present: bool = super()._remove_request(req_id)
+        return was_present
 
     def add_requests(self, scheduler_output: Any) -> None:
         """Adds new and resumed requests as vLLM does, and mirrors their tokens."""
@@ -227,7 +228,7 @@ class RunnerHooks:
         self.drafter.store_states(slots, hidden[:total], aux)
         step = self._step
         assert step.emitted is not None
-        return self._drafts.after(
+        return self._drafts.draft_after(
             VerifiedStep(step.scheduled, input_batch, HostCopy(step.emitted, num_sampled), hidden)
         )
 

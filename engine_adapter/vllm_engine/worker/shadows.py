@@ -5,13 +5,14 @@ or one that differs; the tokens before the difference are what verification woul
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from engine_adapter.policies.contract import DraftOutcome
-from engine_adapter.proposers.batch import DraftBatch
+from engine_adapter.policies.contract import DraftOutcome, StepPlan
+from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.vllm_engine.wire import DraftReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +67,19 @@ class ShadowDrafts:
         """
         if not self._waiting:
             return []
-        known = {request_id: (row, length) for request_id, row, length in rows}
+        rows_by_request = {request_id: (row, length) for request_id, row, length in rows}
         outcomes = []
         for key, draft in list(self._waiting.items()):
-            if key[0] not in known:
+            if key[0] not in rows_by_request:
                 continue
-            row, length = known[key[0]]
+            row, length = rows_by_request[key[0]]
             end = min(length, draft.start + len(draft.tokens))
             if end <= draft.start:
                 continue
             drafted = np.array([*draft.tokens[: end - draft.start]], np.int32)
-            same = token_ids[row, draft.start : end] == drafted
-            agreed = len(same) if same.all() else int(same.argmin())
-            if agreed < len(same) or agreed == len(draft.tokens):
+            equal = token_ids[row, draft.start : end] == drafted
+            agreed = len(equal) if equal.all() else int(equal.argmin())
+            if agreed < len(equal) or agreed == len(draft.tokens):
                 length = len(draft.tokens)
                 outcomes.append(DraftOutcome(*key, draft.requested_k, length, length, agreed))
                 del self._waiting[key]
@@ -92,6 +93,45 @@ class ShadowDrafts:
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drops the drafts of requests that ended or were preempted."""
         if self._waiting:
-            gone = set(request_ids)
-            for key in [key for key in self._waiting if key[0] in gone]:
+            ended_ids = set(request_ids)
+            for key in [key for key in self._waiting if key[0] in ended_ids]:
                 del self._waiting[key]
+
+
+def trim_lookup_drafts(
+    plan: StepPlan,
+    name: str,
+    batch: DraftBatch,
+    drafts: Drafts,
+    shadows: ShadowDrafts,
+    report: DraftReport,
+) -> Drafts:
+    """The drafts of a lookup as far as `plan.verify_caps` lets them be verified.
+
+    A draft that is dropped waits like a shadow, so that its outcome is known too. A draft that was
+    sampled is only cut to its k: its length may tell of its tokens, and if it were dropped because
+    of its tokens, the output's distribution would change.
+
+    Args:
+        name: the proposer.
+        report: gets the lengths before the cuts, and the outcomes that are known.
+    """
+    tokens = list(drafts.tokens)
+    for i, request_id in enumerate(batch.request_ids):
+        verify_caps, length = plan.verify_caps.get(request_id), len(tokens[i])
+        if verify_caps is None or not length:
+            continue
+        num_kept = min(length, plan.drafts[request_id].num_speculative_tokens)
+        if drafts.probabilities is None:
+            num_kept = min(num_kept, verify_caps[length])
+        if num_kept:
+            report.full_lengths[request_id] = length
+            tokens[i] = tokens[i][:num_kept]
+            continue
+        report.dropped.append(request_id)
+        if shadows.waits(request_id, name):
+            report.outcomes.append(DraftOutcome(request_id, name, int(batch.k[i]), length, 0, 0))
+        else:
+            shadows.keep(name, batch, i, tokens[i])
+        tokens[i] = []
+    return replace(drafts, tokens=tokens)

@@ -69,7 +69,7 @@ class StepDrafts:
         self.report, self.drafts = None, {}
         return scheduler_output
 
-    def after(self, step: VerifiedStep) -> torch.Tensor:
+    def draft_after(self, step: VerifiedStep) -> torch.Tensor:
         """Called when a step is verified: its drafts, int64 [R, capacity].
 
         The places after a row's drafts have any valid token, which the target may read.
@@ -85,16 +85,16 @@ class StepDrafts:
     def forget(self, request_id: str) -> None:
         """Drops what waits for a request whose row is free now."""
 
-    def _draft(self, step: VerifiedStep, ended: Set[str]) -> torch.Tensor:
+    def _draft(self, step: VerifiedStep, ended_ids: Set[str]) -> torch.Tensor:
         """The drafts for the rows of a step, but not for requests that have ended since."""
         runner, batch = self._runner, step.input_batch
         emitted, counts = step.emitted.arrays()
         rows = batch.idx_mapping_np
         is_live: Any = slice(None)
-        if ended:
-            is_live = np.array([id_ not in ended for id_ in batch.req_ids], np.bool_)
+        if ended_ids:
+            is_live = np.array([id_ not in ended_ids for id_ in batch.req_ids], np.bool_)
         by_row = runner.input_batch.append(rows[is_live], emitted[is_live], counts[is_live])
-        if not (plan := without_requests(step.scheduled.specgate_plan, ended)):
+        if not (plan := without_requests(step.scheduled.specgate_plan, ended_ids)):
             return self._no_drafts(len(rows))
         target = TargetStep(
             scheduled=step.scheduled.num_scheduled_tokens,
@@ -117,9 +117,9 @@ class StepDrafts:
 
     def _first_samples(self, input_batch: Any) -> npt.NDArray[np.int64]:
         """See `TargetStep`."""
-        first = np.zeros(len(self._runner.input_batch.num_tokens_no_spec), np.int64)
-        first[input_batch.idx_mapping_np] = input_batch.cu_num_logits_np[:-1]
-        return first
+        positions = np.zeros(len(self._runner.input_batch.num_tokens_no_spec), np.int64)
+        positions[input_batch.idx_mapping_np] = input_batch.cu_num_logits_np[:-1]
+        return positions
 
 
 class LateStepDrafts(StepDrafts):
@@ -138,22 +138,24 @@ class LateStepDrafts(StepDrafts):
 
         If none was planned for it, nothing waits for its tokens: they are taken a step later.
         """
-        ended = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
-        ended |= {request.req_id for request in scheduler_output.scheduled_new_reqs}
+        ended_ids = scheduler_output.finished_req_ids | (
+            scheduler_output.preempted_req_ids or set()
+        )
+        ended_ids |= {request.req_id for request in scheduler_output.scheduled_new_reqs}
         for _, of_step in self._steps:
-            of_step |= ended
+            of_step |= ended_ids
         self.report, self.drafts = None, {}
         if not scheduler_output.total_num_scheduled_tokens:
             return scheduler_output  # vLLM runs nothing, and no report would reach the scheduler
         while self._steps:
-            step, ended = self._steps[0]
+            step, ended_ids = self._steps[0]
             if len(self._steps) == 1 and not step.scheduled.specgate_plan:
                 break
             self._steps.popleft()
-            self._draft_late(step, ended)
+            self._draft_late(step, ended_ids)
         return self._with_drafts(scheduler_output)
 
-    def after(self, step: VerifiedStep) -> torch.Tensor:
+    def draft_after(self, step: VerifiedStep) -> torch.Tensor:
         """See `StepDrafts.after`; the drafts come later."""
         self._steps.append((step, set()))
         return self._no_drafts(len(step.input_batch.req_ids))
@@ -162,9 +164,9 @@ class LateStepDrafts(StepDrafts):
         """See `StepDrafts.forget`."""
         self._waiting.pop(request_id, None)
 
-    def _draft_late(self, step: VerifiedStep, ended: Set[str]) -> None:
+    def _draft_late(self, step: VerifiedStep, ended_ids: Set[str]) -> None:
         """Drafts after a step, and writes the drafts where the next one reads them."""
-        drafts = self._draft(step, ended)
+        drafts = self._draft(step, ended_ids)
         if self.report is None:
             return
         ids = step.input_batch.req_ids
@@ -224,19 +226,26 @@ def drafts_on_device(
     tokens[np.arange(capacity) < sizes[:, None]] = [*chain.from_iterable(lists)]
     there, *pairs = to_device(device, tokens, *(np.array(pairs) for pairs in from_table.values()))
     for table, pair in zip(from_table, pairs, strict=True):
-        to, of = pair.unbind(1)
+        target_rows, table_rows = pair.unbind(1)
         width = min(table.tokens.shape[1], capacity)
-        there[to, :width] = table.tokens[of, :width]
+        there[target_rows, :width] = table.tokens[table_rows, :width]
     return there
 
 
-def without_requests(plan: StepPlan, ended: Set[str]) -> StepPlan:
+def without_requests(plan: StepPlan, ended_ids: Set[str]) -> StepPlan:
     """The plan for the other requests."""
-    if not ended:
+    if not ended_ids:
         return plan
 
-    def rest(by_request: Mapping[str, Any]) -> dict[str, Any]:
-        return {id_: value for id_, value in by_request.items() if id_ not in ended}
+    def without_ended(by_request: Mapping[str, Any]) -> dict[str, Any]:
+        return {id_: value for id_, value in by_request.items() if id_ not in ended_ids}
 
-    shadows = {name: [id_ for id_ in ids if id_ not in ended] for name, ids in plan.shadows.items()}
-    return StepPlan(rest(plan.drafts), rest(plan.fallbacks), shadows, rest(plan.verify_caps))
+    shadows = {
+        name: [id_ for id_ in ids if id_ not in ended_ids] for name, ids in plan.shadows.items()
+    }
+    return StepPlan(
+        without_ended(plan.drafts),
+        without_ended(plan.fallbacks),
+        shadows,
+        without_ended(plan.verify_caps),
+    )

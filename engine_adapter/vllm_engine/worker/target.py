@@ -55,5 +55,5 @@ class TargetStep:
         The rows must have emitted tokens.
         """
         emitted = np.array([len(self.sampled[row]) for row in rows])
-        (last,) = to_device(self.sample_hidden.device, self.first_samples[rows] + emitted - 1)
-        return self.sample_hidden[last]
+        (newest,) = to_device(self.sample_hidden.device, self.first_samples[rows] + emitted - 1)
+        return self.sample_hidden[newest]

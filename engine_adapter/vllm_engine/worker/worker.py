@@ -22,16 +22,16 @@ from engine_adapter.vllm_engine.worker.device_memory import (
     release_memory,
     side_stream,
 )
-from engine_adapter.vllm_engine.worker.refusal import check_layout, refusing_quantized
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
-from engine_adapter.vllm_engine.worker.trial import Trial
+from engine_adapter.vllm_engine.worker.smoke_test import ProposerSmokeTest
+from engine_adapter.vllm_engine.worker.start_failure import check_layout, fail_start_on_quantization
 
 
 class WorkerHooks:
     """Mixed into a vLLM worker: reports progress while loading, and answers the gateway's calls."""
 
     _load: BackgroundLoad | None = None
-    _trial: Trial | None = None
+    _smoke_test: ProposerSmokeTest | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Loads as vLLM does, with progress lines. The process then exits with its parent."""
@@ -46,12 +46,12 @@ class WorkerHooks:
             patch_batch_order()
         model = self.vllm_config.model_config
         loading = self._progress.stage(f"loading target {model.model}")
-        with loading, refusing_quantized(model, self._progress):
+        with loading, fail_start_on_quantization(model, self._progress):
             super().load_model(*args, **kwargs)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocates the KV cache as vLLM does, with a progress line that gives its size."""
-        config = SpecgateConfig.of(self.vllm_config)
+        config = SpecgateConfig.from_vllm_config(self.vllm_config)
         if config.needs_draft_kv:
             check_layout(self.vllm_config.cache_config, ProgressWriter(config.progress_pipe))
         blocks = kv_cache_config.num_blocks
@@ -68,11 +68,11 @@ class WorkerHooks:
         memory: dict[str, tuple[int, int]] = self.model_runner.drafter.host.memory()
         return memory
 
-    def specgate_try_proposers(self) -> dict[str, str]:
-        """Lets every proposer draft once; the reason for each that cannot: see `Trial`."""
-        self.model_runner.warms_up_drafts = False  # a dummy run of a trial is of the target
-        self._trial = Trial(self.model_runner, self.model_runner.drafter.host)
-        return self._trial.faults()
+    def specgate_smoke_test(self) -> dict[str, str]:
+        """The reason for each proposer that cannot draft: see `ProposerSmokeTest`."""
+        self.model_runner.warms_up_drafts = False  # a dummy run of the smoke test is of the target
+        self._smoke_test = ProposerSmokeTest(self.model_runner, self.model_runner.drafter.host)
+        return self._smoke_test.faults()
 
     def specgate_load(self, fields: dict[str, Any]) -> None:
         """Begins to create a proposer while steps run; `fields` are those of its `ProposerSpec`."""
@@ -97,8 +97,8 @@ class WorkerHooks:
     def specgate_try_load(self) -> str:
         """Lets the created proposer draft once; the reason if it cannot, or an empty text."""
         assert self._load is not None
-        assert self._trial is not None
-        return self._trial.fault_of(self._load.spec, self._load.proposer) or ""
+        assert self._smoke_test is not None
+        return self._smoke_test.fault_of(self._load.spec, self._load.proposer) or ""
 
     def specgate_install(self) -> dict[str, tuple[int, int]]:
         """Installs the created proposer; returns the memory of every proposer."""
@@ -115,7 +115,7 @@ class WorkerHooks:
 
     @property
     def _progress(self) -> ProgressWriter:
-        pipe = SpecgateConfig.of(self.vllm_config).progress_pipe
+        pipe = SpecgateConfig.from_vllm_config(self.vllm_config).progress_pipe
         return ProgressWriter(pipe if self.rank == 0 else None)
 
 

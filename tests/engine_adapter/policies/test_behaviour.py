@@ -27,7 +27,7 @@ ADAPTING = (GOODPUT, PER_REQUEST)
 ADAPTED_STEPS = 64
 """The most steps until a policy is at 95 % of the new best."""
 
-MOST_SWITCHES = 150
+MAX_SWITCHES = 150
 """Changes of the main proposer per 1,000 steps."""
 
 KS = {traits.name: traits.num_speculative_tokens for traits in PROPOSERS}
@@ -105,7 +105,7 @@ def test_a_ramp_of_the_load_makes_nothing_oscillate(policy: str) -> None:
         trace, workload = made("ramp", seed, size=80)
         return run(trace, workload, policy).switches_per_1000
 
-    assert mean(per_1000) <= MOST_SWITCHES
+    assert mean(per_1000) <= MAX_SWITCHES
 
 
 @pytest.mark.parametrize("policy", ADAPTING)

@@ -15,7 +15,7 @@ from engine_adapter.vllm_engine.compiled_grammars import (
     GrammarsFull,
     GrammarStore,
     GrammarUse,
-    most_of_one,
+    max_bytes_of_one,
     too_large,
 )
 
@@ -119,7 +119,7 @@ def test_one_that_takes_more_than_a_quarter_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"takes 26\.0 MiB of memory .* the most is 25\.0 MiB"):
         compilations.use("a", 26)
-    assert too_large(most_of_one(100 * MIB), 100 * MIB) is None
+    assert too_large(max_bytes_of_one(100 * MIB), 100 * MIB) is None
     assert compilations.made == []
     assert store.usage == CompiledGrammars()
 

@@ -15,8 +15,8 @@ from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.learned_memory import (
     LEARNING_BYTES,
     LONG_CALL_S,
+    MAX_LEARNED_BYTES,
     MEASURED_CALLS,
-    MOST_LEARNED,
     LearnedMemory,
 )
 
@@ -75,7 +75,7 @@ def test_what_is_learned_never_counts_less_than_nothing_nor_more_than_the_most()
     for allocated, weight, counted in (
         (-MIB, 1, 0),
         (MIB, 16, 16 * MIB),
-        (MIB << 10, 1, MOST_LEARNED),
+        (MIB << 10, 1, MAX_LEARNED_BYTES),
     ):
         learned.count(allocated, weight)
         assert learned.bytes == counted

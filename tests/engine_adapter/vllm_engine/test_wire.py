@@ -25,7 +25,7 @@ SMALL = {"name": "small", "method": "draft_model", "model": "a/b"}
 def through_vllm(config: SpecgateConfig) -> SpecgateConfig:
     """To an engine process and back; the configuration must be plain enough for JSON too."""
     carried = json.loads(json.dumps(config.to_additional_config().data))
-    return SpecgateConfig.of(SimpleNamespace(additional_config=carried))
+    return SpecgateConfig.from_vllm_config(SimpleNamespace(additional_config=carried))
 
 
 def read_back(extra_args: Any) -> SpecDecodeParams:
@@ -129,7 +129,7 @@ def test_proposers_with_one_checkpoint_have_code_of_their_own() -> None:
     assert len({made.compute_hash() for made in (config, *of_each)}) == 3
     specs = parse_specs([SMALL, SMALL | {"name": "same"}])
     made = SimpleNamespace(additional_config=of_each[0])
-    assert SpecgateConfig.of(made) == SpecgateConfig(specs)
+    assert SpecgateConfig.from_vllm_config(made) == SpecgateConfig(specs)
 
 
 def test_the_size_of_a_compiled_constraint_crosses_to_the_engine() -> None:

@@ -78,8 +78,8 @@ class ConfidenceGate:
             rows: indices among the R rows, [N].
             logits: [N, V], as the requests' options leave them.
         """
-        known = logits.float()
-        confidence = (known.amax(dim=-1) - known.logsumexp(dim=-1)).exp()
+        logits_f32 = logits.float()
+        confidence = (logits_f32.amax(dim=-1) - logits_f32.logsumexp(dim=-1)).exp()
         index = self._index(rows)
         path = self.path[index] * confidence
         self.path[index] = path

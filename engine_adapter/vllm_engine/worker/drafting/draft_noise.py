@@ -41,13 +41,13 @@ class DraftNoise:
             return _with_new_noise(logits)
         numbers = np.array([seed or 0 for seed in seeds], np.int64)
         # The target samples a token at the position of the token before it.
-        coupled, given, at = to_device(logits.device, has_seed, numbers, places - 1)
+        coupled, seed_numbers, positions = to_device(logits.device, has_seed, numbers, places - 1)
         sampled: torch.Tensor = compat.v2_gumbel.gumbel_sample(
             logits,
             torch.arange(len(logits), device=logits.device),
             torch.ones(len(logits), device=logits.device),
-            given,
-            at,
+            seed_numbers,
+            positions,
             apply_temperature=False,
             is_drafting=False,
             use_fp64=self._sampler.use_fp64_gumbel,

@@ -17,25 +17,25 @@ ForwardOutputs = tuple[torch.Tensor, torch.Tensor]
 """Of a forward pass: the states [T, H] that the logits come from, and the recurrent states [T, H]
 that a head reads in its next pass. The same tensor for most models."""
 
-Part = slice | Ints
+RowSelection = slice | Ints
 """Which of some rows: the first ones, or indices."""
 
 
 def gather(outputs: ForwardOutputs, index: torch.Tensor) -> ForwardOutputs:
     """The outputs at some positions, int [N]."""
     output, recurrent = outputs
-    chosen = output[index]
-    return chosen, chosen if recurrent is output else recurrent[index]
+    selected = output[index]
+    return selected, selected if recurrent is output else recurrent[index]
 
 
-def taken(values: torch.Tensor, part: Part) -> torch.Tensor:
+def select_rows(values: torch.Tensor, rows: RowSelection) -> torch.Tensor:
     """The values of some rows, [N, ...]; the tensor itself for all, since a view takes time."""
-    if isinstance(part, slice) and part.stop == values.shape[0]:
+    if isinstance(rows, slice) and rows.stop == values.shape[0]:
         return values
-    return values[part]
+    return values[rows]
 
 
-def drafts_of_passes(passes: Sequence[tuple[Part, torch.Tensor]]) -> list[DraftRow]:
+def drafts_of_passes(passes: Sequence[tuple[RowSelection, torch.Tensor]]) -> list[DraftRow]:
     """The drafts of the R rows of the first pass, in one table.
 
     Args:
@@ -47,9 +47,9 @@ def drafts_of_passes(passes: Sequence[tuple[Part, torch.Tensor]]) -> list[DraftR
         return DraftTable(torch.stack(by_pass, 1)).rows()
     table = by_pass[0].new_zeros(num_rows, len(passes))
     lengths = np.zeros(num_rows, np.intp)
-    for depth, (part, tokens) in enumerate(passes):
-        table[part, depth] = tokens
-        lengths[part] = depth + 1
+    for depth, (rows, tokens) in enumerate(passes):
+        table[rows, depth] = tokens
+        lengths[rows] = depth + 1
     drafts = DraftTable(table)
     return [DraftRow(drafts, row, length) for row, length in enumerate(lengths.tolist())]
 
@@ -65,7 +65,8 @@ class DraftPasses:
         counts: how many of `order` take each draft, from the first; it never rises.
 
     Attributes:
-        at: which of `order` are in the newest pass: a slice, or int64 [N] once a gate decides.
+        selection: which of `order` are in the newest pass: a slice, or int64 [N] once a gate
+            decides.
     """
 
     def __init__(
@@ -83,21 +84,21 @@ class DraftPasses:
             strict=True,
         )
         self._depth = 0
-        self.at: Part = slice(counts[0])
+        self.selection: RowSelection = slice(counts[0])
 
-    def next(self) -> tuple[Part, ForwardInputs | None]:
+    def next(self) -> tuple[RowSelection, ForwardInputs | None]:
         """Which rows of the pass before stay, and the inputs of theirs; `None` without a row."""
-        batch, sampling, rows = self._batch, self._batch.sampling, self._order[self.at]
+        batch, sampling, rows = self._batch, self._batch.sampling, self._order[self.selection]
         self._depth += 1
         opened = None if sampling is None else sampling.is_open(rows)
         if opened is None:
             count, inputs = next(self._planned)
-            self.at = slice(count)
-            return self.at, inputs
-        kept = np.flatnonzero(opened & (batch.k[rows] > self._depth))
-        self.at = np.arange(len(self._order))[self.at][kept]
-        if not len(kept):
-            return kept, None
-        rows = rows[kept]
+            self.selection = slice(count)
+            return self.selection, inputs
+        staying = np.flatnonzero(opened & (batch.k[rows] > self._depth))
+        self.selection = np.arange(len(self._order))[self.selection][staying]
+        if not len(staying):
+            return staying, None
+        rows = rows[staying]
         start = self._stop[rows] + self._depth - 1
-        return kept, self._builder.prefill(batch.rows[rows], start, np.ones_like(start))
+        return staying, self._builder.prefill(batch.rows[rows], start, np.ones_like(start))

@@ -49,7 +49,7 @@ class _Parameters:
     top_p: torch.Tensor
     hot: torch.Tensor
 
-    def first(self, count: int) -> "_Parameters":
+    def head(self, count: int) -> "_Parameters":
         """Those of the first rows."""
         return _Parameters(
             self.rows[:count],
@@ -93,13 +93,13 @@ class RowSampler:
         self, logits: torch.Tensor, rows: npt.NDArray[np.intp], depth: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `DraftSampler.draw`."""
-        after: Sequence[Any] = ()
+        processors: Sequence[Any] = ()
         if self.limits is not None:
-            logits, after = self.limits.apply(logits, rows, depth)
+            logits, processors = self.limits.apply(logits, rows, depth)
         tokens, probabilities = logits.argmax(dim=-1), None
         if self.samples:
             options = self._options(rows, logits.device)
-            sampled, probabilities = self._sample(logits, after, options, depth)
+            sampled, probabilities = self._sample(logits, processors, options, depth)
             tokens = torch.where(options.hot, sampled, tokens)
         if self.limits is not None:
             self.limits.record(rows, tokens)
@@ -158,7 +158,7 @@ class RowSampler:
             temperature = np.where(hot, self.temperature[rows], np.float32(1))
             staged = to_device(device, temperature, self.top_k[rows], self.top_p[rows], hot)
             self._copied[:] = [_Parameters(rows.copy(), *staged)]
-        return self._copied[0].first(len(rows))
+        return self._copied[0].head(len(rows))
 
 
 class SampledDraftStore:
@@ -208,12 +208,12 @@ class SampledDraftStore:
         """
         if name not in self._draws:
             return batch
-        rows, known = batch.rows, self._runner.input_batch
+        rows, input_batch = batch.rows, self._runner.input_batch
         temperature = np.zeros(len(rows), np.float32)
         if name in self._uses_block and not greedy:
-            temperature = known.temperature_cpu[rows]
+            temperature = input_batch.temperature_cpu[rows]
         options = self._runner.row_options(batch, samples=bool(temperature.any()))
-        limits = RowLimits(options, self._constraints.of(batch))
+        limits = RowLimits(options, self._constraints.for_batch(batch))
         gate = self._new_gate(name, len(rows))
         if not (limits or temperature.any() or gate):
             return batch
@@ -221,7 +221,7 @@ class SampledDraftStore:
         if temperature.any():
             requests = self._runner.requests
             seeds = [requests[request_id].sampling_params.seed for request_id in batch.request_ids]
-        top_k, top_p = known.top_k_cpu[rows], known.top_p_cpu[rows]
+        top_k, top_p = input_batch.top_k_cpu[rows], input_batch.top_p_cpu[rows]
         sampling = RowSampler(
             self._runner.draft_noise,
             temperature,

@@ -52,7 +52,7 @@ class _CpuAndDevice(NamedTuple):
     cpu: torch.Tensor
     device: torch.Tensor
 
-    def first(self, count: int) -> "_CpuAndDevice":
+    def head(self, count: int) -> "_CpuAndDevice":
         return _CpuAndDevice(self.cpu[:count], self.device[:count])
 
 
@@ -130,24 +130,24 @@ class ForwardInputBuilder:
             # A block of masks begins with the row's newest token and ends after it.
             tokens = token_ids[row, np.minimum(position, token_ids.shape[1] - 1)]
         slots = [table.slots(row, position) for table in self._tables.values()]
-        on_device, positions, *rest = to_device(
+        on_device, positions, *uploads = to_device(
             self._device, rows, position, starts, seq_lens, tokens, *slots
         )
         return self._inputs(
             rows,
             position,
             positions,
-            dict(zip(self._tables, rest[3:], strict=True)),
+            dict(zip(self._tables, uploads[3:], strict=True)),
             self._blocks(rows, on_device),
-            _CpuAndDevice(torch.from_numpy(starts), rest[0]),
-            _CpuAndDevice(torch.from_numpy(seq_lens), rest[1]),
+            _CpuAndDevice(torch.from_numpy(starts), uploads[0]),
+            _CpuAndDevice(torch.from_numpy(seq_lens), uploads[1]),
             int(length.max()),
             int(seq_lens.max()),
-            rest[2],
+            uploads[2],
         )
 
     def decode_steps(
-        self, rows: npt.NDArray[np.intp], first: Ints, counts: Sequence[int]
+        self, rows: npt.NDArray[np.intp], first_position: Ints, counts: Sequence[int]
     ) -> Iterator[ForwardInputs]:
         """Passes of one token a row, each one position further than the last.
 
@@ -158,8 +158,8 @@ class ForwardInputBuilder:
         """
         if not counts:
             return
-        rows, first = rows[: counts[0]], first[: counts[0]]
-        position = first + np.arange(len(counts))[:, None]
+        rows, first_position = rows[: counts[0]], first_position[: counts[0]]
+        position = first_position + np.arange(len(counts))[:, None]
         lengths = (position + 1).astype(np.int32)
         begins = np.arange(len(rows) + 1, dtype=np.int32)
         of_tables = [table.slots(rows, position) for table in self._tables.values()]
@@ -168,20 +168,20 @@ class ForwardInputBuilder:
         )
         blocks = self._blocks(rows, on_device)
         starts = _CpuAndDevice(torch.from_numpy(begins), begins_there)
-        furthest = np.maximum.accumulate(first).tolist()
+        furthest = np.maximum.accumulate(first_position).tolist()
         parts = positions, torch.from_numpy(lengths), lengths_there, *of_groups
         by_pass = zip(counts, *(part.unbind() for part in parts), strict=True)
         for i, (count, *of_pass) in enumerate(by_pass):
             if count < len(rows):
-                rows, starts = rows[:count], starts.first(count + 1)
+                rows, starts = rows[:count], starts.head(count + 1)
                 blocks = {gid: of_group[:count] for gid, of_group in blocks.items()}
             if count < counts[0]:
                 of_pass = [tensor[:count] for tensor in of_pass]
-            at, length, length_there, *slots = of_pass
+            pass_positions, length, length_there, *slots = of_pass
             yield self._inputs(
                 rows,
                 position[i, :count],
-                at,
+                pass_positions,
                 dict(zip(self._tables, slots, strict=True)),
                 blocks,
                 starts,

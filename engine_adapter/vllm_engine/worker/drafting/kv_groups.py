@@ -100,6 +100,6 @@ def keeping_every_position(spec: Any) -> Any:
         return spec
     if type(spec) not in (compat.SlidingWindowSpec, compat.ChunkedLocalAttentionSpec):
         raise ValueError(f"a draft model's layer cannot keep {type(spec).__name__}")
-    own = {field.name for field in fields(spec)} - {"sliding_window", "attention_chunk_size"}
-    kept = own & {field.name for field in fields(compat.FullAttentionSpec)}
-    return compat.FullAttentionSpec(**{name: getattr(spec, name) for name in kept})
+    names = {field.name for field in fields(spec)} - {"sliding_window", "attention_chunk_size"}
+    common_names = names & {field.name for field in fields(compat.FullAttentionSpec)}
+    return compat.FullAttentionSpec(**{name: getattr(spec, name) for name in common_names})

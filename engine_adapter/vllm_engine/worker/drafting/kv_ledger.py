@@ -51,10 +51,10 @@ class DraftKVLedger:
         """
         valid, required = self._valid[blocks], self._required(blocks.shape[1], lengths)
         short = valid < required
-        first = short.argmax(axis=1)
+        block = short.argmax(axis=1)
         rows = np.arange(len(blocks))
-        missing = first * self.block_size + valid[rows, first]
-        return np.where(short[rows, first], missing, lengths)
+        missing = block * self.block_size + valid[rows, block]
+        return np.where(short[rows, block], missing, lengths)
 
     def mark_valid(self, blocks: Blocks, lengths: Lengths) -> None:
         """Marks each row's first `lengths` positions, all of which hold KV now.
@@ -62,10 +62,10 @@ class DraftKVLedger:
         Shapes are those of `first_missing`. Slots of these blocks after them become invalid.
         """
         required = self._required(blocks.shape[1], lengths)
-        if (used := required > 0).all():
+        if (is_used := required > 0).all():
             self._valid[blocks] = required
         else:
-            self._valid[blocks[used]] = required[used]
+            self._valid[blocks[is_used]] = required[is_used]
 
     def _required(self, width: int, lengths: Lengths) -> Lengths:
         """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""

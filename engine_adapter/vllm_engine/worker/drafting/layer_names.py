@@ -26,16 +26,16 @@ def layers_of_one_model(layers: dict[str, Any], prefix: str) -> Iterator[None]:
         layers: vLLM's registry, name -> layer. Within it, it has no other layers.
         prefix: of the model's layers.
     """
-    others = dict(layers)
+    registered = dict(layers)
     layers.clear()
     try:
         yield
         for name, layer in layers.items():
             if not name.startswith(prefix):
                 layer.layer_name = f"{prefix}.{name}"
-                others[layer.layer_name] = layer
+                registered[layer.layer_name] = layer
             else:
-                others[name] = layer
+                registered[name] = layer
     finally:
         layers.clear()
-        layers.update(others)
+        layers.update(registered)

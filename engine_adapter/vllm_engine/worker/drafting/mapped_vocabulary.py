@@ -45,9 +45,9 @@ class MappedVocabulary:
 
         -inf for tokens that the draft model lacks.
         """
-        known = logits[:, : self._draft_size]
-        missing = self._draft_size + 1 - known.shape[1]
-        padded = functional.pad(known, (0, missing), value=float("-inf"))
+        draft_logits = logits[:, : self._draft_size]
+        missing = self._draft_size + 1 - draft_logits.shape[1]
+        padded = functional.pad(draft_logits, (0, missing), value=float("-inf"))
         return padded.index_select(1, self._columns)
 
 

@@ -35,8 +35,8 @@ class PagedBlockHead(PagedHead):
 
     def _create_head(self, *args: Any) -> LoadedBlockHead:
         loaded = LoadedBlockHead(*args)
-        self._first: int = loaded.first_draft
-        self._block: int = self._first + args[0].num_speculative_tokens  # tokens
+        self._first_place: int = loaded.first_draft
+        self._block: int = self._first_place + args[0].num_speculative_tokens  # tokens
         return loaded
 
     def _new_groups(self, block_sizes: Mapping[int, int], num_blocks: int) -> DraftKVGroups[Any]:
@@ -50,7 +50,7 @@ class PagedBlockHead(PagedHead):
 
     def _draft(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Computes the missing KV of each row's first `stop` positions, then drafts."""
-        batch = replace(batch, k=np.minimum(batch.k, self._block - self._first))
+        batch = replace(batch, k=np.minimum(batch.k, self._block - self._first_place))
         missing = self._kv.first_missing(blocks, stop)
         self._project_states(batch, missing, stop)
         self._kv.mark_valid(blocks, stop)
@@ -58,17 +58,19 @@ class PagedBlockHead(PagedHead):
         drafts = DraftCollector(len(batch.rows))
         drafting = np.flatnonzero(batch.k)
         together = max(self._max_num_tokens // self._block, 1)
-        for at in range(0, len(drafting), together):
-            rows = drafting[at : at + together]
+        for begin in range(0, len(drafting), together):
+            rows = drafting[begin : begin + together]
             drafts.set(rows, self._draft_block(batch, rows, stop[rows]))
         return replace(drafts.collect(), catchup_tokens=caught_up)
 
     def _project_states(self, batch: DraftBatch, start: Ints, stop: Ints) -> None:
         """Writes the KV of the positions [start, stop) of each row, in chunks."""
         builder, position = self._input_builder(), start.copy()
-        while (left := stop - position).any():
-            remaining_budget = np.maximum(self._max_num_tokens - (np.cumsum(left) - left), 0)
-            length = np.minimum(left, remaining_budget)
+        while (remaining := stop - position).any():
+            remaining_budget = np.maximum(
+                self._max_num_tokens - (np.cumsum(remaining) - remaining), 0
+            )
+            length = np.minimum(remaining, remaining_budget)
             rows = np.flatnonzero(length)
             inputs = builder.prefill(batch.rows[rows], position[rows], length[rows])
             self._loaded.model.precompute_and_store_context_kv(
@@ -101,13 +103,15 @@ class PagedBlockHead(PagedHead):
         # Of each place that gives a draft: its row, and how many drafts precede it there.
         row = np.repeat(np.arange(len(rows)), k)
         depth = np.arange(len(row)) - (np.cumsum(k) - k)[row]
-        first = np.cumsum(length) - length + self._first
-        places, at = to_device(self._device, first[row] + depth, row * k.max() + depth)
+        first_place = np.cumsum(length) - length + self._first_place
+        places, table_index = to_device(
+            self._device, first_place[row] + depth, row * k.max() + depth
+        )
         logits = self._logits(states[places])
         if batch.sampling is not None or self._loaded.is_sequential:
             return self._draw(batch, rows, logits, newest)
-        table = at.new_zeros(len(rows), int(k.max()))
-        table.view(-1)[at] = logits.argmax(dim=-1)
+        table = table_index.new_zeros(len(rows), int(k.max()))
+        table.view(-1)[table_index] = logits.argmax(dim=-1)
         return batch.select(rows).truncate(DraftTable(table).rows())
 
     def _draw(
@@ -121,26 +125,26 @@ class PagedBlockHead(PagedHead):
             newest: int32 [N], the newest token of each row.
         """
         k, sampling = batch.k[rows], batch.sampling
-        shape, first = (len(rows), int(k.max())), np.cumsum(k) - k
+        shape, first_place = (len(rows), int(k.max())), np.cumsum(k) - k
         tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
         q: torch.Tensor | None = None
         if sampling is not None and sampling.samples:
             q = torch.empty(*shape, self._vocab_size, device=self._device)
-        every = [np.flatnonzero(k > depth) for depth in range(shape[1])]
-        places_of = [first[drafting] + depth for depth, drafting in enumerate(every)]
-        there = to_device(self._device, *every, *places_of)
-        for depth, drafting in enumerate(every):
+        rows_by_depth = [np.flatnonzero(k > depth) for depth in range(shape[1])]
+        places_of = [first_place[drafting] + depth for depth, drafting in enumerate(rows_by_depth)]
+        there = to_device(self._device, *rows_by_depth, *places_of)
+        for depth, drafting in enumerate(rows_by_depth):
             index, places = there[depth], there[depth + shape[1]]
             of_depth = logits[places]  # a copy
             if self._loaded.is_sequential:
-                before = tokens[index, depth - 1] if depth else newest[index]
-                self._loaded.add_bias(of_depth, before)
+                previous = tokens[index, depth - 1] if depth else newest[index]
+                self._loaded.add_bias(of_depth, previous)
             if sampling is None:
                 tokens[index, depth] = of_depth.argmax(dim=-1)
                 continue
-            tokens[index, depth], drawn = sampling.draw(of_depth, rows[drafting], depth)
+            tokens[index, depth], q_of_depth = sampling.draw(of_depth, rows[drafting], depth)
             if q is not None:
-                q[index, depth] = drawn
+                q[index, depth] = q_of_depth
         drafted = DraftTable(tokens).rows()
         return batch.select(rows).truncate(drafted, None if q is None else list(q))
 

@@ -83,23 +83,23 @@ class PagedHead(PagedDraftModel):
             return
         width = self._loaded.hidden_size
         # Layers are combined by the head's own weights; the final states are those of every head.
-        held = width, self.aux_layers, self._spec.model if self.aux_layers else None
-        self._owns_states = held not in reserved
+        contents = width, self.aux_layers, self._spec.model if self.aux_layers else None
+        self._owns_states = contents not in reserved
         if self._owns_states:
             name = f"{self._loaded.prefix}.target_states.0"
-            reserved[held] = HiddenStateCache(name, width, self._vllm_config)
-        self._states = reserved[held]
+            reserved[contents] = HiddenStateCache(name, width, self._vllm_config)
+        self._states = reserved[contents]
 
     def bind_kv_cache(self, kv_cache_config: Any, kernel_block_sizes: list[int]) -> None:
         """See `PagedDraftModel.bind_kv_cache`; notes the group of the target's states."""
         super().bind_kv_cache(kv_cache_config, kernel_block_sizes)
         groups = kv_cache_config.kv_cache_groups
         if self._states is None:
-            own = self._loaded.draft_attn_groups[0]
-            self._states_gid = own.kv_cache_group_id
+            attn_group = self._loaded.draft_attn_groups[0]
+            self._states_gid = attn_group.kv_cache_group_id
             size = groups[self._states_gid].kv_cache_spec.block_size
             slots = kv_cache_config.num_blocks * size
-            self._step_states = StepStates(own.layer_names[0], slots, self._device)
+            self._step_states = StepStates(attn_group.layer_names[0], slots, self._device)
             return
         self._states_gid = next(
             gid for gid, group in enumerate(groups) if self._states.name in group.layer_names
@@ -145,11 +145,11 @@ class PagedHead(PagedDraftModel):
             final: [T, H], its final hidden states.
             by_layer: auxiliary layer -> its output, [T, H].
         """
-        read = [by_layer[layer] for layer in self.aux_layers] or [final]
+        layer_states = [by_layer[layer] for layer in self.aux_layers] or [final]
         if self._step_states is not None:
-            self._step_states.hold(slots, read)
+            self._step_states.hold(slots, layer_states)
         elif self._states is not None and self._owns_states:
-            states = self._combined(read)
+            states = self._combined(layer_states)
             self._states.write(slots[self._states.name][: len(states)], states)
 
     def drop_states(self) -> None:
@@ -180,17 +180,17 @@ class PagedHead(PagedDraftModel):
         """Drafts for every row; without kept states, for those that need none of older steps."""
         if self._step_states is None:
             return self._draft(batch, blocks, stop)
-        drafts, left = DraftCollector(len(batch.rows)), np.arange(len(batch.rows))
+        drafts, waiting = DraftCollector(len(batch.rows)), np.arange(len(batch.rows))
         # A row may share blocks that another row has filled in this step: it comes after that one.
-        while left.size:
-            some = {gid: of_group[left] for gid, of_group in blocks.items()}
-            waits = self._needs_older_states(batch.select(left), some, stop[left])
+        while waiting.size:
+            row_blocks = {gid: of_group[waiting] for gid, of_group in blocks.items()}
+            waits = self._needs_older_states(batch.select(waiting), row_blocks, stop[waiting])
             if waits.all():
                 break
-            rows = left[~waits]
-            some = {gid: of_group[rows] for gid, of_group in blocks.items()}
-            drafts.set(rows, self._draft(batch.select(rows), some, stop[rows]))
-            left = left[waits]
+            rows = waiting[~waits]
+            row_blocks = {gid: of_group[rows] for gid, of_group in blocks.items()}
+            drafts.set(rows, self._draft(batch.select(rows), row_blocks, stop[rows]))
+            waiting = waiting[waits]
         return drafts.collect()
 
     def _needs_older_states(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Bools:
@@ -217,8 +217,8 @@ class PagedHead(PagedDraftModel):
         if waits.any():
             drafts = DraftCollector(len(batch.rows))
             for rows in np.flatnonzero(~waits), np.flatnonzero(waits):
-                some = {gid: of_group[rows] for gid, of_group in blocks.items()}
-                drafts.set(rows, self._draft(batch.select(rows), some, stop[rows]))
+                row_blocks = {gid: of_group[rows] for gid, of_group in blocks.items()}
+                drafts.set(rows, self._draft(batch.select(rows), row_blocks, stop[rows]))
             return drafts.collect()
         rewritten = self._rewrite_stale_ends(batch, blocks, stop, ends)
         drafted = super()._draft(batch, blocks, stop)
@@ -239,8 +239,8 @@ class PagedHead(PagedDraftModel):
 
     def _known_length(self, batch: DraftBatch) -> Ints:
         """The positions whose next token is known; in the middle of a prompt, all of them."""
-        known = self._runner.input_batch.num_tokens_no_spec[batch.rows]
-        return np.minimum(batch.num_tokens, known - 1)
+        num_known = self._runner.input_batch.num_tokens_no_spec[batch.rows]
+        return np.minimum(batch.num_tokens, num_known - 1)
 
     def _rewrite_stale_ends(
         self,
@@ -266,8 +266,8 @@ class PagedHead(PagedDraftModel):
             axis=0,
         )
         positions = positions[positions[:, 1] < missing[positions[:, 0]]]
-        for at in range(0, len(positions), self._max_num_tokens):
-            rows, position = positions[at : at + self._max_num_tokens].T
+        for begin in range(0, len(positions), self._max_num_tokens):
+            rows, position = positions[begin : begin + self._max_num_tokens].T
             self._forward_span(batch, rows, position, np.ones_like(rows))
         for gid, ledger in ledgers.items():
             ledger.record(ends[gid])
@@ -281,13 +281,16 @@ class PagedHead(PagedDraftModel):
         """Nothing: see `_first_uncached`."""
 
     def _call_model(
-        self, read: dict[str, torch.Tensor], inputs: ForwardInputs, recurrent: torch.Tensor | None
+        self,
+        model_inputs: dict[str, torch.Tensor],
+        inputs: ForwardInputs,
+        recurrent: torch.Tensor | None,
     ) -> ForwardOutputs:
         loaded: Any = self._loaded
-        padded = read["input_ids"].shape[0]
+        padded = model_inputs["input_ids"].shape[0]
         states = self._read_states(inputs) if recurrent is None else recurrent
         outputs = loaded.model(
-            **read, hidden_states=loaded.placed(loaded.hidden_states, states, padded)
+            **model_inputs, hidden_states=loaded.placed(loaded.hidden_states, states, padded)
         )
         # Most MTP layers read the states that their logits come from.
         return outputs if isinstance(outputs, tuple) else (outputs, outputs)

@@ -22,10 +22,10 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
     DraftPasses,
     ForwardOutputs,
-    Part,
+    RowSelection,
     drafts_of_passes,
     gather,
-    taken,
+    select_rows,
 )
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
@@ -152,10 +152,10 @@ class PagedDraftModel:
         missing = self._kv.first_missing(blocks, stop)
         # A row that drafts always runs its last position, whose output gives the first draft.
         start = np.minimum(self._first_uncached(batch, missing), stop - (batch.k > 0))
-        last = self._prefill_missing(batch, start, stop)
+        prefilled = self._prefill_missing(batch, start, stop)
         self._kv.mark_valid(blocks, stop)
         caught_up = int(np.maximum(batch.num_computed - start, 0).sum())
-        drafts = self._decode_drafts(batch, stop, last)
+        drafts = self._decode_drafts(batch, stop, prefilled)
         return replace(drafts, catchup_tokens=caught_up) if caught_up else drafts
 
     def _known_length(self, batch: DraftBatch) -> Ints:
@@ -170,20 +170,22 @@ class PagedDraftModel:
             if drafts is not None and start[i] == length:
                 # Drafting wrote KV for all drafts but the last; accepted drafts' KV is valid.
                 committed = batch.context(i)[length : length + len(drafts) - 1]
-                same = committed == drafts.numpy()[: len(committed)]
-                start[i] += len(committed) if same.all() else int(same.argmin())
+                equal = committed == drafts.numpy()[: len(committed)]
+                start[i] += len(committed) if equal.all() else int(equal.argmin())
         return start
 
     def _prefill_missing(self, batch: DraftBatch, start: Ints, stop: Ints) -> ForwardOutputs:
         """Runs [start, stop) of each row in chunks; the outputs at each row's last position."""
-        if (left := stop - start).all() and left.sum() <= self._max_num_tokens:
-            return self._forward_span(batch, np.arange(len(left)), start, left)
+        if (remaining := stop - start).all() and remaining.sum() <= self._max_num_tokens:
+            return self._forward_span(batch, np.arange(len(remaining)), start, remaining)
         shape = len(batch.rows), self._loaded.hidden_size
         output, recurrent = torch.empty(2, *shape, dtype=self._loaded.dtype, device=self._device)
         position = start.copy()
-        while (left := stop - position).any():
-            remaining_budget = np.maximum(self._max_num_tokens - (np.cumsum(left) - left), 0)
-            length = np.minimum(left, remaining_budget)
+        while (remaining := stop - position).any():
+            remaining_budget = np.maximum(
+                self._max_num_tokens - (np.cumsum(remaining) - remaining), 0
+            )
+            length = np.minimum(remaining, remaining_budget)
             rows = np.flatnonzero(length)
             outputs = self._forward_span(batch, rows, position[rows], length[rows])
             (index,) = to_device(self._device, rows)
@@ -199,7 +201,7 @@ class PagedDraftModel:
         inputs = self._input_builder().prefill(batch.rows[rows], start, length, tokens)
         return gather(self._forward(inputs.tokens, inputs), inputs.ends)
 
-    def _decode_drafts(self, batch: DraftBatch, stop: Ints, last: ForwardOutputs) -> Drafts:
+    def _decode_drafts(self, batch: DraftBatch, stop: Ints, prefilled: ForwardOutputs) -> Drafts:
         """Drafts up to k tokens of each row, one for each pass that the row is in."""
         order = (-batch.k).argsort(kind="stable")  # rows with more drafts come first
         counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
@@ -207,30 +209,33 @@ class PagedDraftModel:
         probabilities: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
             return Drafts(drafts)
-        first, (output, recurrent) = order[: counts[0]], last
-        if len(first) < len(order) or (first != np.arange(len(first))).any():
-            output, recurrent = gather(last, *to_device(self._device, first))
+        first_rows, (output, recurrent) = order[: counts[0]], prefilled
+        if len(first_rows) < len(order) or (first_rows != np.arange(len(first_rows))).any():
+            output, recurrent = gather(prefilled, *to_device(self._device, first_rows))
         sampling, shape = batch.sampling, (counts[0], len(counts))
         samples = sampling is not None and sampling.samples
         q = torch.empty(*shape, self._vocab_size if samples else 0, device=self._device)
         passes = DraftPasses(self._input_builder(), batch, order, stop, counts)
-        drawn: list[tuple[Part, torch.Tensor]] = []
+        tokens_by_pass: list[tuple[RowSelection, torch.Tensor]] = []
         for depth in range(len(counts)):
             if depth:
-                kept, inputs = passes.next()
+                staying, inputs = passes.next()
                 if inputs is None:
                     break
-                before, recurrent = taken(drawn[-1][1], kept), taken(recurrent, kept)
-                output, recurrent = self._forward(before, inputs, recurrent)
-            logits, at = self._logits(output), passes.at
+                previous, recurrent = (
+                    select_rows(tokens_by_pass[-1][1], staying),
+                    select_rows(recurrent, staying),
+                )
+                output, recurrent = self._forward(previous, inputs, recurrent)
+            logits, selection = self._logits(output), passes.selection
             if sampling is None:
                 newest = logits.argmax(dim=-1)
             else:
-                newest, drawn_from = sampling.draw(logits, order[at], depth)
+                newest, drawn_from = sampling.draw(logits, order[selection], depth)
                 if samples:
-                    q[at, depth] = drawn_from
-            drawn.append((at, newest))
-        for n, drafted in enumerate(drafts_of_passes(drawn)):
+                    q[selection, depth] = drawn_from
+            tokens_by_pass.append((selection, newest))
+        for n, drafted in enumerate(drafts_of_passes(tokens_by_pass)):
             i = int(order[n])
             drafts[i] = drafted
             if samples:
@@ -256,7 +261,7 @@ class PagedDraftModel:
         by_layer = loaded.attention_metadata(inputs.metadata)
         mode, padded = loaded.execution(total)
         ids = tokens if self._vocabulary is None else self._vocabulary.inputs(tokens)
-        read = {
+        model_inputs = {
             "input_ids": loaded.placed(loaded.input_ids, ids, padded),
             "positions": loaded.placed(loaded.positions, inputs.positions, padded),
         }
@@ -267,16 +272,19 @@ class PagedDraftModel:
             cudagraph_runtime_mode=mode,
             slot_mapping=loaded.slot_mapping(padded, inputs.slots),
         ):
-            output, recurrent = self._call_model(read, inputs, recurrent)
+            output, recurrent = self._call_model(model_inputs, inputs, recurrent)
         if padded == total:
             return output, recurrent
         return output[:total], recurrent[:total]
 
     def _call_model(
-        self, read: dict[str, torch.Tensor], inputs: ForwardInputs, recurrent: torch.Tensor | None
+        self,
+        model_inputs: dict[str, torch.Tensor],
+        inputs: ForwardInputs,
+        recurrent: torch.Tensor | None,
     ) -> ForwardOutputs:
-        """Calls the model; `read`: the padded tokens and positions. See `_forward`."""
-        hidden: torch.Tensor = self._loaded.model(**read, inputs_embeds=None)
+        """Calls the model; `model_inputs`: the padded tokens and positions. See `_forward`."""
+        hidden: torch.Tensor = self._loaded.model(**model_inputs, inputs_embeds=None)
         return hidden, hidden
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

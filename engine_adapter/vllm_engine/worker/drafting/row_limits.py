@@ -30,7 +30,7 @@ class RowLimits:
     def __init__(self, options: RowOptions, constraints: Sequence[RowConstraint | None]) -> None:
         self._options = options
         self._constraints = constraints
-        self._has_constraints = any(one is not None for one in constraints)
+        self._has_constraints = any(constraint is not None for constraint in constraints)
 
     def __bool__(self) -> bool:
         """Whether any row has a limit."""
@@ -52,13 +52,13 @@ class RowLimits:
             float32 [N, V], and the processors to apply after the temperature.
         """
         limited = logits.to(torch.float32, copy=True)
-        after: Sequence[Any] = ()
+        processors: Sequence[Any] = ()
         if self._has_constraints:
             self._mask(limited, rows)
         if not self._options.are_idle:
-            limited, after = self._options.apply(limited, rows, depth)
+            limited, processors = self._options.apply(limited, rows, depth)
         nothing = (limited == _IMPOSSIBLE).all(dim=1, keepdim=True)
-        return torch.where(nothing, logits.float(), limited), after
+        return torch.where(nothing, logits.float(), limited), processors
 
     def record(self, rows: npt.NDArray[np.intp], tokens: torch.Tensor) -> None:
         """Takes the drafts of N rows, int64 [N], on which the next ones depend."""

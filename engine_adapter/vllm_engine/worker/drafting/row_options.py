@@ -80,8 +80,8 @@ class RowOptions:
         (index,) = to_device(tokens.device, rows.astype(np.int64))
         column = tokens.new_zeros(len(self._rows), 1, dtype=torch.int32)
         column[index, 0] = tokens.int()
-        before = () if self._drafted is None else (self._drafted,)
-        self._drafted = torch.cat([*before, column], 1)
+        columns = () if self._drafted is None else (self._drafted,)
+        self._drafted = torch.cat([*columns, column], 1)
 
     def select(self, index: Rows) -> "RowOptions":
         """Those of the rows at `index`, before any of their drafts."""
@@ -92,29 +92,29 @@ class RowOptions:
         self, logits: torch.Tensor, rows: Rows, requests: torch.Tensor, depth: int
     ) -> torch.Tensor:
         """The logits [N, V] after the processors; `requests`: int64 [N], in the sampler."""
-        before = depth if self.read_drafts else 0  # rows of logits that only hold a draft
+        num_drafts = depth if self.read_drafts else 0  # rows of logits that only hold a draft
         lengths = self._num_tokens[rows] + depth
-        index, last = to_device(logits.device, rows.astype(np.int64), lengths - 1)
-        tokens = requests.new_zeros(len(rows), before + 1, dtype=torch.int32)
+        index, last_position = to_device(logits.device, rows.astype(np.int64), lengths - 1)
+        tokens = requests.new_zeros(len(rows), num_drafts + 1, dtype=torch.int32)
         wide = logits
-        if before:
+        if num_drafts:
             assert self._drafted is not None
             tokens[:, 1:] = self._drafted[index]
-            wide = logits.new_zeros(len(rows) * (before + 1), logits.shape[1])
-            wide[before :: before + 1] = logits
-        place = torch.arange(before + 1, dtype=torch.int32, device=logits.device)
+            wide = logits.new_zeros(len(rows) * (num_drafts + 1), logits.shape[1])
+            wide[num_drafts :: num_drafts + 1] = logits
+        place = torch.arange(num_drafts + 1, dtype=torch.int32, device=logits.device)
         context = compat.LogitsContext(
-            expanded_idx_mapping=requests.repeat_interleave(before + 1),
+            expanded_idx_mapping=requests.repeat_interleave(num_drafts + 1),
             idx_mapping=requests,
             idx_mapping_np=self._rows[rows],
             expanded_local_pos=place.repeat(len(rows)),
             input_ids=tokens.view(-1),
-            pos=(last[:, None] + (place - before)).view(-1),
+            pos=(last_position[:, None] + (place - num_drafts)).view(-1),
             seq_lens_upper_bound_np=lengths,
         )
         for processor in self._processors:
             wide = processor.apply(wide, context)
-        return wide[before :: before + 1]
+        return wide[num_drafts :: num_drafts + 1]
 
 
 class _MinP:

@@ -202,10 +202,10 @@ class LoadedModel:
         for gid, group in enumerate(kv_cache_config.kv_cache_groups):
             for name in sorted(self.layer_names & set(group.layer_names)):
                 backend = layers[name].get_attn_backend()
-                own = layers[name].get_kv_cache_spec(self.vllm_config)
+                layer_spec = layers[name].get_kv_cache_spec(self.vllm_config)
                 spec = group.kv_cache_spec
                 spec = getattr(spec, "kv_cache_specs", {}).get(name, spec)
-                key = gid, backend.full_cls_name(), own, spec
+                key = gid, backend.full_cls_name(), layer_spec, spec
                 if key not in groups:
                     groups[key] = compat.AttentionGroup(backend, [], spec, gid)
                 groups[key].layer_names.append(name)
@@ -233,10 +233,10 @@ class LoadedModel:
         """
         by_group = {}
         for gid, buffer in self._slot_buffers.items():
-            used = slots[gid].shape[0]
+            num_tokens = slots[gid].shape[0]
             by_group[gid] = self.placed(buffer, slots[gid], padded)
-            if used < padded:
-                by_group[gid][used:] = -1  # vLLM's mark of a token without a slot
+            if num_tokens < padded:
+                by_group[gid][num_tokens:] = -1  # vLLM's mark of a token without a slot
         return {
             name: by_group[group.kv_cache_group_id]
             for group in self.draft_attn_groups

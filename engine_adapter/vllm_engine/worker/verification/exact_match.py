@@ -89,8 +89,8 @@ def accept_matching(
         int64 [B, width], of which the first are emitted, and int32 [B], how many.
     """
     offset = torch.arange(width, device=samples.device)
-    last = (starts[1:] - 1)[:, None]
-    places = torch.minimum(starts[:-1, None] + offset, last)
+    last_places = (starts[1:] - 1)[:, None]
+    places = torch.minimum(starts[:-1, None] + offset, last_places)
     placed = samples[places]
     has_draft = offset[:-1] < (starts[1:] - starts[:-1] - 1)[:, None]
     agrees = (placed[:, :-1] == inputs[places[:, 1:]]) & has_draft

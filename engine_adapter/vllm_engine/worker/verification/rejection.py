@@ -28,7 +28,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import samples, verifies_blocks
 from engine_adapter.proposers.staging import joined, to_device
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """The largest float32 copy of logits that a call makes: as large as in vLLM's rejection sampler."""
 
 
@@ -41,11 +41,11 @@ def sampling_bytes(specs: Iterable[ProposerSpec], num_rows: int, vocab_size: int
     row, at its first rejected draft. Under the block rule there is a residual for each draft before
     that.
     """
-    most = 0
+    vectors_per_row = 0
     for spec in filter(samples, specs):
         k = spec.num_speculative_tokens
-        most = max(most, 4 * k + 5, 5 * k + 1 if verifies_blocks(spec) else 0)
-    return most * num_rows * vocab_size * torch.float32.itemsize
+        vectors_per_row = max(vectors_per_row, 4 * k + 5, 5 * k + 1 if verifies_blocks(spec) else 0)
+    return vectors_per_row * num_rows * vocab_size * torch.float32.itemsize
 
 
 def drafted_bytes(num_rows: int, num_drafts: int, vocab_size: int, dtype: torch.dtype) -> int:
@@ -53,7 +53,7 @@ def drafted_bytes(num_rows: int, num_drafts: int, vocab_size: int, dtype: torch.
 
     The logits of the drafts, and the float32 copy of a part that options need.
     """
-    copied = min((num_rows + num_drafts) * vocab_size * torch.float32.itemsize, MOST_BYTES)
+    copied = min((num_rows + num_drafts) * vocab_size * torch.float32.itemsize, MAX_BYTES)
     return num_drafts * vocab_size * dtype.itemsize + copied
 
 
@@ -95,11 +95,11 @@ class SpeculativeSampling:
         starts: npt.NDArray[np.integer[Any]],
         device: torch.device,
     ) -> None:
-        # N rows with S drafts in all; `first` is the first draft of each among all.
+        # N rows with S drafts in all; `first_drafts` has the first draft of each among all.
         lengths = np.array([len(draft.tokens) for draft in drafts.values()])
-        first = np.cumsum(lengths) - lengths
+        first_drafts = np.cumsum(lengths) - lengths
         row = np.repeat(np.arange(len(drafts)), lengths)
-        offset = np.arange(len(row)) - first[row]
+        offset = np.arange(len(row)) - first_drafts[row]
         block = np.array([draft.block for draft in drafts.values()])
         self._width = int(lengths.max())
         self._has_block = bool(block.any())
@@ -108,11 +108,11 @@ class SpeculativeSampling:
             row,
             offset,
             lengths,
-            first,
+            first_drafts,
             starts[list(drafts)][row] + offset,
             block,
         )
-        self._rows, self._offsets, self._lengths, self._first = staged[:4]
+        self._rows, self._offsets, self._lengths, self._first_drafts = staged[:4]
         self._positions, self._block = staged[4:]
         self._tokens = torch.cat([draft.tokens for draft in drafts.values()])
         self._q = joined([draft.probabilities for draft in drafts.values()])
@@ -161,12 +161,14 @@ class SpeculativeSampling:
         residual = self._residual(p, weight[self._rows, self._offsets], self._q)
         # The residual mass at a row's i-th draft decides on the i - 1 drafts before it.
         residual_mass = self._pad_rows(residual.sum(dim=1)).roll(-1, 1)
-        after = weight[:, 1:]
+        next_weight = weight[:, 1:]
         # Without residual mass and with w = 1, the next draft is accepted in any case.
-        success = torch.where(residual_mass > 0, residual_mass / (residual_mass + 1 - after), 0.0)
+        success = torch.where(
+            residual_mass > 0, residual_mass / (residual_mass + 1 - next_weight), 0.0
+        )
         count = torch.arange(1, ratio.shape[1] + 1, device=p.device)
         length = self._lengths[:, None]
-        success = torch.where(count < length, success, after * (count == length))
+        success = torch.where(count < length, success, next_weight * (count == length))
         num_accepted = ((uniform < success) * count).amax(dim=1)
         return num_accepted, weight.gather(1, num_accepted[:, None]).squeeze(1)
 
@@ -181,11 +183,11 @@ class SpeculativeSampling:
 
         A row without one gets it at its last draft, where it means nothing: that is accepted.
         """
-        at = self._first + torch.minimum(num_accepted, self._lengths - 1)
-        residual = self._residual(p[at], weight, self._q[at])
+        rejected = self._first_drafts + torch.minimum(num_accepted, self._lengths - 1)
+        residual = self._residual(p[rejected], weight, self._q[rejected])
         # Where p equals q but for rounding, a rejected draft is replaced by a sample of p.
         has_residual = residual.sum(dim=1, keepdim=True) > 0
-        drafted[at] = torch.where(has_residual, residual.log(), drafted[at])
+        drafted[rejected] = torch.where(has_residual, residual.log(), drafted[rejected])
 
     @staticmethod
     def _residual(p: torch.Tensor, weight: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

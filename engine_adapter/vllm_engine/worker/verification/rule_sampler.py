@@ -15,7 +15,7 @@ import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.verification.rejection import (
-    MOST_BYTES,
+    MAX_BYTES,
     SampledDraft,
     SpeculativeSampling,
 )
@@ -27,7 +27,7 @@ class RuleSampler(compat.V2Sampler):
     """Leaves to the noise only the tokens that the rules of a step's sampled drafts emit.
 
     A step with drafts has several positions for each row, and the options of requests need a copy
-    of their logits. Rows are sampled in parts of `MOST_BYTES`; a row is not divided.
+    of their logits. Rows are sampled in parts of `MAX_BYTES`; a row is not divided.
 
     Attributes:
         drafts: row -> its sampled drafts, in the next step.
@@ -46,11 +46,11 @@ class RuleSampler(compat.V2Sampler):
             input_batch: vLLM's `InputBatch`.
         """
         starts = input_batch.cu_num_logits_np
-        most = max(MOST_BYTES // (torch.float32.itemsize * logits.shape[1]), 1)
+        max_positions = max(MAX_BYTES // (torch.float32.itemsize * logits.shape[1]), 1)
         self._all_rows = input_batch.idx_mapping_np
         outputs = [
             self._sample_part(logits, input_batch, begin, end)
-            for begin, end in row_ranges(starts, most)
+            for begin, end in row_ranges(starts, max_positions)
         ]
         self._all_rows = None
         if len(outputs) == 1:
@@ -61,15 +61,15 @@ class RuleSampler(compat.V2Sampler):
     def _sample_part(self, logits: torch.Tensor, batch: Any, begin: int, end: int) -> Any:
         """The output of the rows [begin, end)."""
         starts = batch.cu_num_logits_np
-        first, stop = int(starts[begin]), int(starts[end])
+        start, stop = int(starts[begin]), int(starts[end])
         drafts = {row - begin: of_row for row, of_row in self.drafts.items() if begin <= row < end}
         self.rule = (
-            SpeculativeSampling(drafts, starts[begin:end] - first, logits.device)
+            SpeculativeSampling(drafts, starts[begin:end] - start, logits.device)
             if drafts
             else None
         )
-        if stop - first < len(logits):
-            logits, batch = logits[first:stop], rows_of(batch, begin, end)
+        if stop - start < len(logits):
+            logits, batch = logits[start:stop], rows_of(batch, begin, end)
         return super().__call__(logits, batch)
 
     def get_logprobs_dims(
@@ -113,7 +113,9 @@ class RuleSampler(compat.V2Sampler):
         return tokens, processed
 
 
-def row_ranges(starts: npt.NDArray[np.integer[Any]], most: int) -> Iterator[tuple[int, int]]:
+def row_ranges(
+    starts: npt.NDArray[np.integer[Any]], max_positions: int
+) -> Iterator[tuple[int, int]]:
     """Ranges of rows with at most so many positions together, or of one row with more.
 
     Args:
@@ -121,7 +123,7 @@ def row_ranges(starts: npt.NDArray[np.integer[Any]], most: int) -> Iterator[tupl
     """
     begin, count = 0, len(starts) - 1
     while begin < count:
-        end = int(np.searchsorted(starts, starts[begin] + most, side="right")) - 1
+        end = int(np.searchsorted(starts, starts[begin] + max_positions, side="right")) - 1
         end = min(max(end, begin + 1), count)
         yield begin, end
         begin = end
@@ -130,15 +132,15 @@ def row_ranges(starts: npt.NDArray[np.integer[Any]], most: int) -> Iterator[tupl
 def rows_of(batch: Any, begin: int, end: int) -> Any:
     """The rows [begin, end) of vLLM's `InputBatch`, as its sampler reads them."""
     starts = batch.cu_num_logits_np
-    first, stop = int(starts[begin]), int(starts[end])
+    start, stop = int(starts[begin]), int(starts[end])
     part = copy(batch)
     part.num_reqs = end - begin
-    part.cu_num_logits = batch.cu_num_logits[begin : end + 1] - first
-    part.cu_num_logits_np = starts[begin : end + 1] - first
+    part.cu_num_logits = batch.cu_num_logits[begin : end + 1] - start
+    part.cu_num_logits_np = starts[begin : end + 1] - start
     for name in ("idx_mapping", "idx_mapping_np", "seq_lens", "seq_lens_cpu_upper_bound"):
         setattr(part, name, getattr(batch, name)[begin:end])
     for name in ("expanded_idx_mapping", "expanded_local_pos", "logits_indices"):
-        setattr(part, name, getattr(batch, name)[first:stop])
+        setattr(part, name, getattr(batch, name)[start:stop])
     return part
 
 

@@ -10,8 +10,8 @@ import pytest
 from engine_adapter.seam.types import ConstraintKind
 from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
-from engine_adapter.vllm_engine.learned_memory import MOST_LEARNED
-from engine_adapter.vllm_engine.mask_allowance import BURST_S, MOST_S, PER_CALL_S, Allowance
+from engine_adapter.vllm_engine.learned_memory import MAX_LEARNED_BYTES
+from engine_adapter.vllm_engine.mask_allowance import BURST_S, MAX_S, PER_CALL_S, Allowance
 from tests.engine_adapter.vllm_engine.support.compiled import CHOICE, compiled, mask
 from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 from tests.server.hostile.forms import AMBIGUOUS
@@ -199,7 +199,7 @@ def test_the_choices_of_one_request_do_not_multiply_its_time(backend: Any) -> No
     compiler = constrained.GrammarCompiler(GrammarStore())
     for _ in range(128):
         grammar = compiled(backend, "CHOICE", CHOICE, compiler)
-    assert grammar._allowance.left_s == MOST_S
+    assert grammar._allowance.left_s == MAX_S
 
 
 def test_the_first_mask_of_a_sequence_is_computed_before_it(
@@ -254,8 +254,8 @@ def test_a_grammar_whose_lexer_learns_too_much_fails_for_all_its_sequences(backe
     compiler = GrammarCompiler(store)
     one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
     small = compiled(backend, "CHOICE", '["no"]', compiler)
-    one._use.compiled.learned.bytes = MOST_LEARNED
-    store.budget = MOST_LEARNED - 1
+    one._use.compiled.learned.bytes = MAX_LEARNED_BYTES
+    store.budget = MAX_LEARNED_BYTES - 1
     store.bound_learned()
     assert not one.accept_tokens("a", backend.encode("yes"))
     assert "too much memory" in (one.failure or "")

@@ -25,7 +25,7 @@ def test_an_engine_whose_constraints_are_not_bounded_says_so(backend: str, is_fa
     model = SimpleNamespace(get_vocab_size=lambda: 4096)
     config = SimpleNamespace(structured_outputs_config=structured, model_config=model)
     with capture_logs() as logs:
-        made = Vocabulary.of(config, tokenizer if is_fast else object())
+        made = Vocabulary.from_tokenizer(config, tokenizer if is_fast else object())
     if backend == "guidance" and is_fast:
         assert made is not None
         assert (made.any_whitespace, made.named_properties, made.vocab_size) == (False, True, 4096)

@@ -12,7 +12,7 @@ from engine_adapter.registries.proposer_registry import ProposerRegistry
 from engine_adapter.seam.errors import EngineConfigError, EngineDead, EngineError, ProposerRefused
 from engine_adapter.vllm_engine.gateway.hot_load import (
     load_proposer,
-    try_proposers,
+    smoke_test_proposers,
     unload_proposer,
 )
 from engine_adapter.vllm_engine.wire import LoadState
@@ -24,7 +24,7 @@ LOOKUP = {"name": "lookup", "method": "ngram"}
 class Ranks:
     """An engine process of two ranks; `states` are its answers, in order.
 
-    `faults` are its answers to a trial, of a load or of all proposers.
+    `faults` are its answers to a smoke test, of a load or of all proposers.
     """
 
     def __init__(
@@ -98,9 +98,11 @@ async def test_a_proposer_that_cannot_draft_on_a_rank_is_unloaded_on_all(
 
 async def test_a_start_is_refused_with_every_proposer_that_failed_on_some_rank() -> None:
     specs = parse_specs([{"name": name, "method": "ngram"} for name in ("one", "two", "three")])
-    await try_proposers(Ranks(faults=({}, {})), specs)
+    await smoke_test_proposers(Ranks(faults=({}, {})), specs)
     with pytest.raises(EngineConfigError) as caught:
-        await try_proposers(Ranks(faults=({"three": "A"}, {"three": "B", "one": "C"})), specs)
+        await smoke_test_proposers(
+            Ranks(faults=({"three": "A"}, {"three": "B", "one": "C"})), specs
+        )
     assert caught.value.setting == "proposer"
     said = "the method ngram cannot draft for this target"
     assert caught.value.message == f"one: {said}: C; three: {said}: A"

@@ -19,7 +19,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
-from engine_adapter.vllm_engine.worker.trial import TRIAL
+from engine_adapter.vllm_engine.worker.smoke_test import SMOKE_TEST_REQUEST
 
 
 class FaultyExecutor(UniProcExecutor):
@@ -48,7 +48,7 @@ WAYS: dict[str, Callable[[DraftBatch], Any]] = {
 
 def is_trial(batch: DraftBatch) -> bool:
     """Whether the proposer only has to show that it can draft: a fault would end the start."""
-    return TRIAL in batch.request_ids
+    return SMOKE_TEST_REQUEST in batch.request_ids
 
 
 class Faulty:
@@ -70,7 +70,7 @@ class Faulty:
 
 
 class Broken(Faulty):
-    """Fails at its first call, which is its trial."""
+    """Fails at its first call, which is its smoke test."""
 
     def propose(self, batch: DraftBatch) -> Drafts:
         return self._way(batch)  # type: ignore[no-any-return]

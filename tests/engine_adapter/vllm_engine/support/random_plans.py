@@ -137,7 +137,7 @@ class RandomPlans:
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
-        config = SpecgateConfig.of(vllm_config)
+        config = SpecgateConfig.from_vllm_config(vllm_config)
         self._planner = RandomPlanner(config, self.num_spec_tokens)
         self.row_table.planner = self._planner
 

@@ -61,7 +61,7 @@ class ToyBlockHead(ToyForward, PagedBlockHead):
         block = [tokens[-1], *[MASK_TOKEN] * (length - 1)]
         known = [tuple(entry) for entry in self._committed(tokens).tolist()]
         known += [(token, _BLOCK) for token in block]
-        outputs = block_outputs(known, length, length - self._first, self.layers)
+        outputs = block_outputs(known, length, length - self._first_place, self.layers)
         drafts: list[int] = []
         for output in outputs[:k]:
             forced = after([*tokens, *drafts][-1]) if self._loaded.is_sequential else None
@@ -110,8 +110,8 @@ class ToyBlockHead(ToyForward, PagedBlockHead):
                 known = self._read(gid, table, seq_len)
                 assert np.array_equal(known, want), f"{request.request_id} reads stale KV"
             entries = [tuple(entry) for entry in want.tolist()]
-            first, length = begin + self._first, end - begin
-            drafts = length - self._first
+            first, length = begin + self._first_place, end - begin
+            drafts = length - self._first_place
             outputs[first:end, 0] = block_outputs(entries, length, drafts, self.layers)
         result = torch.from_numpy(outputs)
         return result, result

@@ -62,24 +62,24 @@ def test_only_rows_with_a_constraint_that_are_drafted_for_have_one() -> None:
     made = constraints(a={"choice": ["yes", "no"]}, b={"regex": "[0-9]+"}, c={"regex": "x"})
     rows = dict.fromkeys("abcd", PROMPT)
     given = batch(rows, k=[4, 4, 0, 4])
-    assert list(made.of(given)) == [None] * 4
+    assert list(made.for_batch(given)) == [None] * 4
     made.starts = dict.fromkeys("abc", len(PROMPT))
-    found = made.of(given)
+    found = made.for_batch(given)
     assert [one is not None for one in found] == [True, True, False, False]
     assert found[0].mask() != found[1].mask()
-    assert made.of(given)[0] is found[0]
+    assert made.for_batch(given)[0] is found[0]
     made.forget(["a", "unknown"])
-    assert made.of(given)[0] is not found[0]
+    assert made.for_batch(given)[0] is not found[0]
 
 
 def test_a_constraint_begins_where_the_reasoning_has_ended() -> None:
     made = constraints(r={"choice": ["yes", "no"]})
     made.starts = {"r": 5}
-    (found,) = made.of(batch({"r": [*PROMPT, 1, 1]}))
+    (found,) = made.for_batch(batch({"r": [*PROMPT, 1, 1]}))
     (plain,) = constraints_at_start(made)
     assert found.mask() == plain.mask()
     made.starts = {"r": 6}
-    (moved,) = made.of(batch({"r": [*PROMPT, 1, 1, 1]}))
+    (moved,) = made.for_batch(batch({"r": [*PROMPT, 1, 1, 1]}))
     assert moved is not found
     assert moved.mask() == found.mask()
 
@@ -87,7 +87,7 @@ def test_a_constraint_begins_where_the_reasoning_has_ended() -> None:
 def constraints_at_start(made: Any) -> Any:
     made.forget(["r"])
     made.starts = {"r": len(PROMPT)}
-    found = made.of(batch({"r": PROMPT}))
+    found = made.for_batch(batch({"r": PROMPT}))
     made.forget(["r"])
     made.starts = {"r": 5}
     return found
@@ -105,7 +105,7 @@ def test_equal_grammars_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "new_matcher", recorded)
     made = constraints(a={"choice": ["yes"]}, b={"choice": ["yes"]}, c={"choice": ["no"]})
     made.starts = dict.fromkeys("abc", len(PROMPT))
-    one, other, third = made.of(batch(dict.fromkeys("abc", PROMPT)))
+    one, other, third = made.for_batch(batch(dict.fromkeys("abc", PROMPT)))
     assert len(compiled) == 2
     one.advance(one.forced(1)[0])
     assert other.forced(4) != one.forced(4)
@@ -126,7 +126,7 @@ def test_what_the_engines_core_has_compiled_is_not_compiled_again(
     monkeypatch.setattr(module, "new_matcher", None)
     made = constraints(r={"choice": json.loads(CHOICES)})
     made.starts = {"r": len(PROMPT)}
-    (found,) = made.of(batch({"r": PROMPT}))
+    (found,) = made.for_batch(batch({"r": PROMPT}))
     assert found.forced(8)
 
 
@@ -135,13 +135,13 @@ def test_a_long_grammar_forces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     made = constraints(short={"choice": ["yes"]}, long={"choice": ["yes" * 20_000]})
     made.starts = dict.fromkeys(("short", "long"), len(PROMPT))
-    short, long = made.of(batch(dict.fromkeys(("short", "long"), PROMPT)))
+    short, long = made.for_batch(batch(dict.fromkeys(("short", "long"), PROMPT)))
     assert short.forced(4)
     assert long.forced(4) == []
     assert long.mask() is not None
     monkeypatch.setattr(module, "MAX_FORCING_CHARS", 1)
     made.forget(["short"])
-    assert made.of(batch({"short": PROMPT}))[0].forced(4) == []
+    assert made.for_batch(batch({"short": PROMPT}))[0].forced(4) == []
 
 
 def test_a_grammar_that_cannot_be_compiled_costs_only_knowledge(
@@ -156,7 +156,7 @@ def test_a_grammar_that_cannot_be_compiled_costs_only_knowledge(
     made.starts = {"a": len(PROMPT)}
     monkeypatch.setattr(module, "new_matcher", fails)
     for _ in range(2):
-        assert list(made.of(batch({"a": PROMPT}))) == [None]
+        assert list(made.for_batch(batch({"a": PROMPT}))) == [None]
 
 
 def test_another_backend_has_no_constraints_in_the_worker() -> None:
@@ -165,15 +165,15 @@ def test_another_backend_has_no_constraints_in_the_worker() -> None:
     made._vllm_config.structured_outputs_config.backend = "xgrammar"
     made.prepare()
     made.starts = {"a": len(PROMPT)}
-    assert list(made.of(batch({"a": PROMPT}))) == [None]
+    assert list(made.for_batch(batch({"a": PROMPT}))) == [None]
 
 
 def test_times_are_those_of_the_rows_that_were_asked() -> None:
     made = constraints(a={"choice": ["yes", "no"]}, b={"choice": ["yes"]})
     made.starts = dict.fromkeys("ab", len(PROMPT))
-    made.of(batch(dict.fromkeys("ab", PROMPT)))
+    made.for_batch(batch(dict.fromkeys("ab", PROMPT)))
     assert set(made.take_times()) == {"a", "b"}
-    (found,) = made.of(batch({"a": PROMPT}))
+    (found,) = made.for_batch(batch({"a": PROMPT}))
     found.mask()
     ((request_id, (seconds, calls)),) = made.take_times().items()
     assert (request_id, calls) == ("a", 2)
@@ -204,14 +204,14 @@ def test_a_row_whose_constraint_took_too_long_is_drafted_for_without_it() -> Non
     guided = 0
     while (starts := constraint_starts(manager, [request])) and guided < 100:
         made.starts = starts
-        (found,) = made.of(batch({"r": PROMPT}))
+        (found,) = made.for_batch(batch({"r": PROMPT}))
         found.mask()
         seconds, calls = made.take_times()["r"]
         count_draft_times({"r": request}, {"r": (seconds + 0.05, calls)})  # a slow mask
         guided += 1
     assert 0 < guided < 10
     made.starts = starts
-    assert list(made.of(batch({"r": PROMPT}))) == [None]
+    assert list(made.for_batch(batch({"r": PROMPT}))) == [None]
 
 
 @pytest.mark.parametrize(("ranks", "known"), [(1, False), (2, True)])
@@ -223,7 +223,7 @@ def test_several_ranks_know_the_same_also_if_one_is_slower(
     monkeypatch.setattr(module, "STEP_S", 0.0)
     made = constraints(ranks, r={"choice": ["yes", "no"]})
     made.starts = {"r": len(PROMPT)}
-    (found,) = made.of(batch({"r": PROMPT}))
+    (found,) = made.for_batch(batch({"r": PROMPT}))
     assert (found.mask() is not None) == known
 
 
@@ -232,7 +232,7 @@ def test_masks_are_not_memory_that_a_lexer_has_learned(monkeypatch: pytest.Monke
     monkeypatch.setattr(compiled_grammars, "_PROCESS_STORE", store)
     made = constraints(a={"choice": ["yes", "no"]})
     made.starts = {"a": len(PROMPT)}
-    (row,) = made.of(batch({"a": PROMPT}, k=[4]))
+    (row,) = made.for_batch(batch({"a": PROMPT}, k=[4]))
     # As large as those of a vocabulary of 160,000 tokens; small ones come from another heap.
     row._matcher = SimpleNamespace(compute_bitmask=lambda: bytes(20_000), is_error=lambda: False)
     masks = [row.mask() for _ in range(200)]

@@ -94,7 +94,7 @@ def late(runner: Runner) -> LateStepDrafts:
 
 
 def test_no_proposer_is_asked_before_the_next_step(late: LateStepDrafts, runner: Runner) -> None:
-    assert late.after(verified()).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert late.draft_after(verified()).tolist() == [[0, 0, 0], [0, 0, 0]]
     assert runner.plans == []
     assert runner.input_batch.num_tokens_no_spec.tolist() == [4, 4, 4, 4]
 
@@ -102,7 +102,7 @@ def test_no_proposer_is_asked_before_the_next_step(late: LateStepDrafts, runner:
 def test_places_without_a_draft_are_left_out_and_the_scheduler_keeps_its_own(
     late: LateStepDrafts, runner: Runner
 ) -> None:
-    late.after(verified())
+    late.draft_after(verified())
     own = scheduled({"a": 4, "b": 4})
     step = late.begin_step(own)
     assert step.num_scheduled_tokens == {"a": 3, "b": 1}
@@ -122,14 +122,14 @@ def test_a_row_with_structured_output_has_all_its_places(
 ) -> None:
     params = SimpleNamespace(structured_outputs={})
     runner.requests["a"] = SimpleNamespace(sampling_params=params)
-    late.after(verified())
+    late.draft_after(verified())
     step = late.begin_step(scheduled({"a": 4, "b": 1}))
     assert step.num_scheduled_tokens == {"a": 4, "b": 1}
     assert late.drafts == {"a": [1, 2]}
 
 
 def test_a_row_that_waits_keeps_its_drafts_for_a_later_step(late: LateStepDrafts) -> None:
-    late.after(verified())
+    late.draft_after(verified())
     late.begin_step(scheduled({"b": 1}))
     assert late.report is not None
     assert late.report.drafted["a"] == 2
@@ -139,7 +139,7 @@ def test_a_row_that_waits_keeps_its_drafts_for_a_later_step(late: LateStepDrafts
 
 
 def test_drafts_of_a_row_that_is_free_are_dropped(late: LateStepDrafts) -> None:
-    late.after(verified())
+    late.draft_after(verified())
     late.begin_step(scheduled({"b": 1}))
     late.forget("a")
     assert late.begin_step(scheduled({"a": 4})).num_scheduled_tokens == {"a": 1}
@@ -148,7 +148,7 @@ def test_drafts_of_a_row_that_is_free_are_dropped(late: LateStepDrafts) -> None:
 def test_no_proposer_is_asked_for_a_request_that_has_ended(
     late: LateStepDrafts, runner: Runner
 ) -> None:
-    late.after(verified())
+    late.draft_after(verified())
     late.begin_step(scheduled({}, ended=("a",)))  # it runs nothing, so it reports nothing
     assert runner.plans == []
     late.begin_step(scheduled({"b": 1}))
@@ -158,15 +158,15 @@ def test_no_proposer_is_asked_for_a_request_that_has_ended(
 def test_nothing_waits_for_the_tokens_of_a_step_without_a_plan(
     late: LateStepDrafts, runner: Runner
 ) -> None:
-    late.after(verified(plan=StepPlan()))
+    late.draft_after(verified(plan=StepPlan()))
     own = scheduled({"a": 1, "b": 1})
     assert late.begin_step(own) is own
     assert runner.input_batch.num_tokens_no_spec.tolist() == [4, 4, 4, 4]
-    late.after(verified(plan=StepPlan()))
+    late.draft_after(verified(plan=StepPlan()))
     late.begin_step(own)  # the first of the two has ended by now
     assert runner.input_batch.num_tokens_no_spec.tolist() == [5, 4, 6, 4]
     assert (runner.plans, late.report) == ([], None)
-    late.after(verified())
+    late.draft_after(verified())
     late.begin_step(own)
     assert runner.input_batch.num_tokens_no_spec.tolist() == [7, 4, 10, 4]
     assert runner.plans == [PLAN]
@@ -176,9 +176,9 @@ def test_nothing_waits_for_the_tokens_of_a_step_without_a_plan(
 def test_a_row_that_is_another_requests_by_then_gets_no_tokens_of_the_one_before(
     late: LateStepDrafts, runner: Runner, way: str
 ) -> None:
-    late.after(verified(plan=StepPlan()))
+    late.draft_after(verified(plan=StepPlan()))
     late.begin_step(scheduled({"b": 1}, **{way: ("a",)}))
-    late.after(verified(plan=StepPlan()))
+    late.draft_after(verified(plan=StepPlan()))
     late.begin_step(scheduled({"b": 1}))
     assert runner.input_batch.num_tokens_no_spec.tolist() == [5, 4, 4, 4]
 

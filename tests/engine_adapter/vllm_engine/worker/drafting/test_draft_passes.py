@@ -38,6 +38,6 @@ def test_passes_may_end_before_the_last_one_that_was_planned(passes: Any) -> Non
 
 def test_taken_rows_are_the_first_ones_or_those_at_indices(passes: Any) -> None:
     values = torch.arange(8).view(4, 2)
-    assert passes.taken(values, slice(4)) is values
-    assert torch.equal(passes.taken(values, slice(3)), values[:3])
-    assert torch.equal(passes.taken(values, np.array([2, 0])), values[[2, 0]])
+    assert passes.select_rows(values, slice(4)) is values
+    assert torch.equal(passes.select_rows(values, slice(3)), values[:3])
+    assert torch.equal(passes.select_rows(values, np.array([2, 0])), values[[2, 0]])

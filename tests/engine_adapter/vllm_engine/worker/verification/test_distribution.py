@@ -73,7 +73,7 @@ def test_steps_that_are_sampled_in_parts_have_the_same_distribution(
 ) -> None:
     from engine_adapter.vllm_engine.worker.verification import rule_sampler
 
-    monkeypatch.setattr(rule_sampler, "MOST_BYTES", 4 * V * 20_000)
+    monkeypatch.setattr(rule_sampler, "MAX_BYTES", 4 * V * 20_000)
     assert worst(BATCHES["mixed"], Sampling(temperature=0.7)) > ALPHA
 
 

@@ -67,7 +67,7 @@ def test_distributions_that_follow_each_other_are_not_copied() -> None:
 
 
 def test_logits_of_drafts_have_room_and_one_copy_of_at_most_a_gibibyte() -> None:
-    from engine_adapter.vllm_engine.worker.verification.rejection import MOST_BYTES, drafted_bytes
+    from engine_adapter.vllm_engine.worker.verification.rejection import MAX_BYTES, drafted_bytes
 
     assert drafted_bytes(4, 20, 1000, torch.bfloat16) == 4 * 5 * 1000 * 2 + 4 * 6 * 1000 * 4
-    assert drafted_bytes(256, 1280, 250_000, torch.bfloat16) == 256 * 5 * 250_000 * 2 + MOST_BYTES
+    assert drafted_bytes(256, 1280, 250_000, torch.bfloat16) == 256 * 5 * 250_000 * 2 + MAX_BYTES

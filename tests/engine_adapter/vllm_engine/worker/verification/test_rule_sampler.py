@@ -100,7 +100,7 @@ def test_a_step_that_is_sampled_in_parts_has_the_same_output(
     step = step_of(sampler)
     logits = torch.randn(sum(SIZES), V, generator=torch.Generator().manual_seed(1))
     whole = sampler(logits.clone(), step)
-    monkeypatch.setattr(rule_sampler, "MOST_BYTES", 4 * V * most)
+    monkeypatch.setattr(rule_sampler, "MAX_BYTES", 4 * V * most)
     parts = sampler(logits.clone(), step)
     for name in ("sampled_token_ids", "num_sampled", "num_rejected"):
         assert torch.equal(getattr(parts, name), getattr(whole, name)), name
@@ -121,7 +121,7 @@ def test_a_part_has_the_rules_of_its_own_rows(monkeypatch: pytest.MonkeyPatch) -
     logits = torch.zeros(sum(SIZES), V)
     logits[first] = -1e9
     logits[first, [0, 1, 2, 3, 4]] = 0.0
-    monkeypatch.setattr(rule_sampler, "MOST_BYTES", 4 * V * 5)
+    monkeypatch.setattr(rule_sampler, "MAX_BYTES", 4 * V * 5)
     sampler.drafts = {
         row: SampledDraft(torch.tensor([token]), torch.eye(V)[[token]])
         for row, token in ((0, 0), (2, 7), (4, 4))

@@ -25,14 +25,14 @@ def log_and_describe(subject: str, error: Exception) -> str:
     return describe_error(error)
 
 
-def refuse(setting: str, reason: str, progress: ProgressWriter) -> NoReturn:
+def fail_start(setting: str, reason: str, progress: ProgressWriter) -> NoReturn:
     """Ends this process, after it has told the gateway why a setting cannot work."""
     progress.refuse(setting, reason)
     raise SystemExit(1)
 
 
 @contextmanager
-def refusing(spec: ProposerSpec, progress: ProgressWriter) -> Iterator[None]:
+def fail_start_on_error(spec: ProposerSpec, progress: ProgressWriter) -> Iterator[None]:
     """Ends this process if the block fails, after it has told the gateway why.
 
     vLLM would print the traceback of every process that waits for this one.
@@ -49,7 +49,7 @@ def refusing(spec: ProposerSpec, progress: ProgressWriter) -> Iterator[None]:
 
 
 @contextmanager
-def refusing_block_size(size: int, progress: ProgressWriter) -> Iterator[None]:
+def fail_start_on_block_size(size: int, progress: ProgressWriter) -> Iterator[None]:
     """The same for a size of KV blocks that no attention backend of the engine has."""
     try:
         yield
@@ -62,7 +62,7 @@ def refusing_block_size(size: int, progress: ProgressWriter) -> Iterator[None]:
 
 
 @contextmanager
-def refusing_quantized(model_config: Any, progress: ProgressWriter) -> Iterator[None]:
+def fail_start_on_quantization(model_config: Any, progress: ProgressWriter) -> Iterator[None]:
     """The same for a quantized target whose weights vLLM cannot load on this machine.
 
     The quantization is not blamed for too little memory, nor for files that cannot be read.
@@ -101,4 +101,4 @@ def check_layout(cache_config: Any, progress: ProgressWriter) -> None:
         else:
             says, remedy = f"is not set and vLLM chose {layout.name}", "set it to LBNHC or LBHNC"
         reason = f"{says}, with which draft models and heads have not been run; {remedy}"
-        refuse(setting, reason, progress)
+        fail_start(setting, reason, progress)

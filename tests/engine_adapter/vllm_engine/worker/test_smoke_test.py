@@ -1,4 +1,4 @@
-"""The trial of proposers: its row, the faults that it finds, and that it leaves no trace."""
+"""The smoke test of proposers: its row, the faults that it finds, and that it leaves no trace."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ class World:
 
     def __init__(self, **proposers: tuple[str, Callable[[DraftBatch], Any], dict[str, Any]]):
         from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
-        from engine_adapter.vllm_engine.worker.trial import Trial
+        from engine_adapter.vllm_engine.worker.smoke_test import ProposerSmokeTest
 
         specs = parse_specs(
             [{"name": n, "method": method, **more} for n, (method, _, more) in proposers.items()]
@@ -90,7 +90,7 @@ class World:
             target=SimpleNamespace(vocab_size=VOCABULARY),
         )
         self.host = host
-        self.trial = Trial(self.runner, host)
+        self.smoke_test = ProposerSmokeTest(self.runner, host)
 
     def spec(self, name: str) -> ProposerSpec:
         spec: ProposerSpec = next(spec for spec in self.host.specs if spec.name == name)
@@ -104,7 +104,7 @@ def test_every_proposer_is_tried_and_each_fault_has_its_reason() -> None:
         foreign=("suffix", lambda batch: Drafts([[VOCABULARY]]), {}),
         last=("suffix", valid, {}),
     )
-    faults = world.trial.faults()
+    faults = world.smoke_test.faults()
     assert faults.keys() == {"breaks", "foreign"}
     assert faults["breaks"] == "RuntimeError: shape of weights"
     assert f"valid ids are in [0, {VOCABULARY})" in faults["foreign"]
@@ -115,7 +115,7 @@ def test_a_fault_without_a_text_is_described_by_its_line() -> None:
     def asserts(batch: DraftBatch) -> Drafts:
         raise AssertionError
 
-    reason = World(one=("ngram", asserts, {})).trial.faults()["one"]
+    reason = World(one=("ngram", asserts, {})).smoke_test.faults()["one"]
     assert reason.startswith("AssertionError: raise AssertionError (test_trial.py:")
 
 
@@ -124,7 +124,7 @@ def test_the_row_is_one_that_a_proposer_gets_in_a_step() -> None:
         heads=("mlp_speculator", valid, {"model": "a/b", "num_speculative_tokens": 5}),
         known=("prediction", valid, {}),
     )
-    assert world.trial.faults() == {}
+    assert world.smoke_test.faults() == {}
     (batch,) = world.probes["heads"].batches
     assert batch.k.tolist() == [5]
     assert len(batch.context(0)) == int(batch.num_tokens[0])
@@ -143,7 +143,7 @@ def test_a_proposer_that_samples_is_tried_both_ways_without_the_engines_random_n
     sampled = {"model": "a/b", "draft_sampling": "probabilistic"}
     world = World(greedy=("medusa", valid, {"model": "a/b"}), samples=("medusa", valid, sampled))
     before = torch.get_rng_state()
-    assert world.trial.faults() == {}
+    assert world.smoke_test.faults() == {}
     assert torch.equal(torch.get_rng_state(), before)
     assert [batch.sampling is None for batch in world.probes["greedy"].batches] == [True]
     assert [batch.sampling is None for batch in world.probes["samples"].batches] == [True, False]
@@ -151,12 +151,12 @@ def test_a_proposer_that_samples_is_tried_both_ways_without_the_engines_random_n
 
 @pytest.mark.parametrize("draw", [valid, breaks])
 def test_nothing_of_the_row_is_left(draw: Callable[[DraftBatch], Any]) -> None:
-    from engine_adapter.vllm_engine.worker.trial import TRIAL
+    from engine_adapter.vllm_engine.worker.smoke_test import SMOKE_TEST_REQUEST
 
     world = World(one=("ngram", draw, {}))
-    world.trial.faults()
+    world.smoke_test.faults()
     assert world.runner.input_batch is world.own_batch
-    assert set(world.probes["one"].forgotten) == {TRIAL}
+    assert set(world.probes["one"].forgotten) == {SMOKE_TEST_REQUEST}
     assert world.runner.model is world.target
 
 
@@ -171,7 +171,7 @@ def test_the_row_has_only_the_null_block() -> None:
         return Drafts([[]])
 
     world.probes["one"]._draw = look
-    assert world.trial.faults() == {}
+    assert world.smoke_test.faults() == {}
     assert seen == [(16, [[0, 0, 0, 0]], [[0, 0, 0, 0]])]
 
 
@@ -198,7 +198,7 @@ def test_a_head_gets_the_targets_states_before_it_drafts() -> None:
     world = World(head=("eagle3", valid, {"model": "a/b"}))
     stored: list[Any] = []
     world.host.draft_models = {"head": head(lambda *given: stored.append(given))}
-    assert world.trial.faults() == {}
+    assert world.smoke_test.faults() == {}
     ((slots, final, by_layer),) = stored
     assert slots[STATES].tolist() == [0, 1, 2]
     assert final[:, 0].tolist() == [0, 1, 2]
@@ -209,7 +209,7 @@ def test_a_head_that_the_targets_states_do_not_fit_is_refused_and_not_called() -
     world = World(head=("eagle3", valid, {"model": "a/b"}), ngram=("ngram", valid, {}))
     world.host.draft_models = {"head": head(lambda *given: None)}
     world.host.aux_layers = (2, 3, 4)
-    faults = world.trial.faults()
+    faults = world.smoke_test.faults()
     assert faults.keys() == {"head"}
     assert "zip() argument 2 is shorter" in faults["head"]
     assert world.probes["head"].batches == []
@@ -222,19 +222,19 @@ def test_a_cascade_is_tried_through_its_members() -> None:
         two=("ngram", valid, {}),
         both=("cascade", breaks, {"members": ["one", "two"]}),
     )
-    assert world.trial.faults() == {}
+    assert world.smoke_test.faults() == {}
     assert world.probes["both"].batches == []
 
 
 def test_a_proposer_that_is_loaded_later_is_tried_alone() -> None:
     world = World(first=("ngram", valid, {}))
-    world.trial.faults()
+    world.smoke_test.faults()
     (spec,) = parse_specs([{"name": "late", "method": "medusa", "model": "a/b"}])
     late: Any = Probe(valid)
-    assert world.trial.fault_of(spec, late) is None
+    assert world.smoke_test.fault_of(spec, late) is None
     assert late.batches[0].hidden is not None
     assert len(world.probes["first"].batches) == 1
-    assert world.trial.fault_of(spec, Probe(breaks)) == "RuntimeError: shape of weights"  # type: ignore[arg-type]
+    assert world.smoke_test.fault_of(spec, Probe(breaks)) == "RuntimeError: shape of weights"  # type: ignore[arg-type]
 
 
 def test_an_accelerator_error_ends_the_engine() -> None:
@@ -242,11 +242,11 @@ def test_an_accelerator_error_ends_the_engine() -> None:
         raise torch.AcceleratorError("the device is gone")
 
     with pytest.raises(torch.AcceleratorError):
-        World(one=("ngram", fails, {})).trial.faults()
+        World(one=("ngram", fails, {})).smoke_test.faults()
 
 
 def test_states_of_a_dummy_run_are_numbers_that_a_head_can_read() -> None:
-    from engine_adapter.vllm_engine.worker.trial import _bounded
+    from engine_adapter.vllm_engine.worker.smoke_test import _bounded
 
     given = torch.tensor([[float("nan"), float("inf"), -1e30, 0.5]])
     assert _bounded(given).tolist() == [[0.0, 0.0, -1e3, 0.5]]

@@ -1,4 +1,4 @@
-"""The trial: every proposer drafts once for a row that no request has, before it may draft for one.
+"""The smoke test: every proposer drafts once for a row that no request has, before it serves one.
 
 Weights that load can still fail in the first forward pass, and the target's hidden states can be
 others than a head expects. In a step of the engine that costs every request its drafts, or the
@@ -31,9 +31,9 @@ from engine_adapter.vllm_engine.worker.draft_validation import (
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
-from engine_adapter.vllm_engine.worker.refusal import log_and_describe
+from engine_adapter.vllm_engine.worker.start_failure import log_and_describe
 
-TRIAL = "specgate-trial"
+SMOKE_TEST_REQUEST = "specgate-smoke-test"
 """The request id of the row."""
 
 NULL_BLOCK = 0
@@ -80,7 +80,7 @@ class _RecordedModel:
         return getattr(self.model, name)
 
 
-class Trial:
+class ProposerSmokeTest:
     """Tries proposers between two steps.
 
     Args:
@@ -104,13 +104,13 @@ class Trial:
         Returns:
             The reason for each proposer that failed.
         """
-        found = self._store_states()
+        faults = self._store_states()
         for spec in self._host.specs:
-            if spec.name in found:
+            if spec.name in faults:
                 continue
             if reason := self.fault_of(spec, self._host.proposers[spec.name]):
-                found[spec.name] = reason
-        return found
+                faults[spec.name] = reason
+        return faults
 
     @torch.inference_mode()
     def fault_of(self, spec: ProposerSpec, proposer: Proposer) -> str | None:
@@ -146,7 +146,7 @@ class Trial:
         final, auxiliary = self._run_target(count)
         self._hidden = final
         slots = torch.arange(count, device=final.device)  # of the null block
-        found = {}
+        faults = {}
         for name, head in self._host.draft_models.items():
             if not isinstance(head, PagedHead):
                 continue
@@ -156,8 +156,8 @@ class Trial:
             except torch.AcceleratorError:
                 raise
             except Exception as error:
-                found[name] = log_and_describe(f"proposer {name}", error)
-        return found
+                faults[name] = log_and_describe(f"proposer {name}", error)
+        return faults
 
     def _run_target(self, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The target's states for `count` tokens: final [count, H], and those of `aux_layers`."""
@@ -182,27 +182,27 @@ class Trial:
     def _batch(self, spec: ProposerSpec, *, sampled: bool) -> DraftBatch:
         length = self._tokens.shape[1]
         required = needs(spec, self._host.specs)
-        one = np.ones(1, np.int64)
+        ones = np.ones(1, np.int64)
         context = self._runner.max_model_len
         if model := self._host.draft_models.get(spec.name):
             context = min(context, model.max_model_len)
-        k = np.minimum(one * spec.num_speculative_tokens, context - length)
+        k = np.minimum(ones * spec.num_speculative_tokens, context - length)
         sampler = RowSampler(
             self._runner.draft_noise,
             temperature=np.ones(1, np.float32),
             top_k=np.full(1, self._vocab_size, np.int32),
             top_p=np.ones(1, np.float32),
             seeds=[_SEED],
-            num_tokens=one * length,
+            num_tokens=ones * length,
         )
         tokens = self._tokens.view()
         tokens.flags.writeable = False
         return DraftBatch(
             rows=np.zeros(1, np.intp),
-            request_ids=[TRIAL],
-            num_tokens=one * length,
+            request_ids=[SMOKE_TEST_REQUEST],
+            num_tokens=ones * length,
             # All of them, so that a proposer that learns from outputs learns nothing.
-            num_prompt_tokens=one * length,
+            num_prompt_tokens=ones * length,
             num_computed=np.zeros(1, np.int64),
             k=k,
             token_ids=tokens,
@@ -222,7 +222,7 @@ class Trial:
         batch = runner.input_batch
         runner.input_batch = SimpleNamespace(
             num_reqs=1,
-            req_ids=[TRIAL],
+            req_ids=[SMOKE_TEST_REQUEST],
             num_tokens_no_spec=np.array([self._tokens.shape[1]], np.int32),
             block_table=[
                 _ScratchTable.like(table, runner.device) for table in batch.block_table.block_tables
@@ -243,9 +243,9 @@ class Trial:
 
     def _forget(self, spec: ProposerSpec, proposer: Proposer) -> None:
         """Drops the row. That KV of the null block was computed is noted, and means nothing."""
-        proposer.forget([TRIAL])
+        proposer.forget([SMOKE_TEST_REQUEST])
         if model := self._host.draft_models.get(spec.name):
-            model.forget([TRIAL])
+            model.forget([SMOKE_TEST_REQUEST])
 
 
 _LARGEST = 1e3

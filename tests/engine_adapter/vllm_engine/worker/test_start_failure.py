@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.vllm_engine.worker.refusal import (
+from engine_adapter.vllm_engine.worker.start_failure import (
     check_layout,
-    refusing,
-    refusing_block_size,
-    refusing_quantized,
+    fail_start_on_block_size,
+    fail_start_on_error,
+    fail_start_on_quantization,
 )
 
 SPEC = ProposerSpec("small", "draft_model", 4, "/models/small")
@@ -45,14 +45,14 @@ def test_a_failure_is_told_with_the_proposer_and_ends_the_process(
 ) -> None:
     progress: Any = Progress()
     with pytest.raises(SystemExit) as caught:
-        fails_in(refusing(spec, progress), KeyError("fc"))
+        fails_in(fail_start_on_error(spec, progress), KeyError("fc"))
     assert caught.value.code == 1
     assert progress.refused == [("proposer", says)]
 
 
 def test_what_works_is_not_refused() -> None:
     progress: Any = Progress()
-    with refusing(SPEC, progress), refusing_block_size(32, progress):
+    with fail_start_on_error(SPEC, progress), fail_start_on_block_size(32, progress):
         pass
     assert progress.refused == []
 
@@ -61,13 +61,14 @@ def test_a_block_size_is_refused_only_for_vllms_own_reason() -> None:
     progress: Any = Progress()
     with pytest.raises(SystemExit):
         fails_in(
-            refusing_block_size(16, progress), ValueError("No common block size for 16 (CPU: 32).")
+            fail_start_on_block_size(16, progress),
+            ValueError("No common block size for 16 (CPU: 32)."),
         )
     ((setting, message),) = progress.refused
     assert setting == "block_size"
     assert message.startswith("16 does not fit")
     with pytest.raises(ValueError, match="something else"):
-        fails_in(refusing_block_size(16, progress), ValueError("something else"))
+        fails_in(fail_start_on_block_size(16, progress), ValueError("something else"))
     assert len(progress.refused) == 1
 
 
@@ -75,7 +76,9 @@ def test_a_quantized_target_that_cannot_be_loaded_is_refused_with_its_method() -
     progress: Any = Progress()
     quantized = SimpleNamespace(model="/models/big", quantization="auto_gptq")
     with pytest.raises(SystemExit):
-        fails_in(refusing_quantized(quantized, progress), ValueError("no kernel\nfor 8 bits"))
+        fails_in(
+            fail_start_on_quantization(quantized, progress), ValueError("no kernel\nfor 8 bits")
+        )
     ((setting, message),) = progress.refused
     assert setting == "model"
     assert message.startswith("/models/big: ")
@@ -88,7 +91,7 @@ def test_a_failure_of_a_target_that_is_not_quantized_is_raised() -> None:
     progress: Any = Progress()
     plain = SimpleNamespace(model="/models/big", quantization=None)
     with pytest.raises(ValueError, match="no kernel"):
-        fails_in(refusing_quantized(plain, progress), ValueError("no kernel"))
+        fails_in(fail_start_on_quantization(plain, progress), ValueError("no kernel"))
     assert progress.refused == []
 
 
@@ -106,7 +109,7 @@ def test_the_quantization_is_not_blamed_for_memory_and_files(error: Exception) -
     progress: Any = Progress()
     quantized = SimpleNamespace(model="/models/big", quantization="auto_gptq")
     with pytest.raises(type(error)) as caught:
-        fails_in(refusing_quantized(quantized, progress), error)
+        fails_in(fail_start_on_quantization(quantized, progress), error)
     assert caught.value is error
     assert progress.refused == []
 
@@ -114,7 +117,7 @@ def test_the_quantization_is_not_blamed_for_memory_and_files(error: Exception) -
 def test_an_accelerator_error_is_not_the_proposers() -> None:
     progress: Any = Progress()
     with pytest.raises(torch.AcceleratorError):
-        fails_in(refusing(SPEC, progress), torch.AcceleratorError("gone"))
+        fails_in(fail_start_on_error(SPEC, progress), torch.AcceleratorError("gone"))
     assert progress.refused == []
 
 
@@ -133,7 +136,7 @@ def test_the_traceback_is_for_the_log_level_debug() -> None:
         for level in (logging.ERROR, logging.DEBUG):
             logger.setLevel(level)
             with pytest.raises(SystemExit):
-                fails_in(refusing(SPEC, progress), KeyError("fc"))
+                fails_in(fail_start_on_error(SPEC, progress), KeyError("fc"))
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
@@ -161,9 +164,9 @@ def test_a_target_that_cannot_output_its_layers_refuses_the_head(reads_layers: b
     class Runner(RunnerHooks, Upstream):
         def __init__(self) -> None:
             reader = SPEC if reads_layers else None
-            scope: Callable[[ProposerSpec], Any] = lambda spec: refusing(spec, progress)  # noqa: E731
+            scope: Callable[[ProposerSpec], Any] = lambda spec: fail_start_on_error(spec, progress)  # noqa: E731
             host = SimpleNamespace(
-                aux_layers=(1, 2) * reads_layers, aux_reader=reader, refusing=scope
+                aux_layers=(1, 2) * reads_layers, aux_reader=reader, fail_start_on_error=scope
             )
             self.drafter: Any = SimpleNamespace(host=host, load_model=lambda target: None)
             self.input_batch: Any = SimpleNamespace(bind_sampling=lambda states: None)
