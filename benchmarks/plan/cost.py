@@ -13,9 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView, StepPlan, StepView
+from engine_adapter.policies.contract import (
+    DraftOutcome,
+    DraftTime,
+    ProposerTraits,
+    RequestClass,
+    RowView,
+    StepPlan,
+    StepView,
+)
 from engine_adapter.policies.planner import Planner, StepOutcome
-from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.seam.types import SpecMethod
 
 MAX_K = 8

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from benchmarks.simulation.costs import Clock
 from benchmarks.simulation.rows import Draft, Row
 from benchmarks.simulation.trace import Trace
-from engine_adapter.policies.contract import DraftOutcome, StepPlan
-from engine_adapter.policies.proposers import DraftTime
+from engine_adapter.policies.contract import DraftOutcome, DraftTime, StepPlan
 from engine_adapter.seam.types import SpecMethod
 
 

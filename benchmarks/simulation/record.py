@@ -21,10 +21,9 @@ from benchmarks.simulation.fitting import fit_costs
 from benchmarks.simulation.trace import Trace, TracedRequest
 from benchmarks.workload import SEED, Messages, chats
 from demo.prompts import KINDS
-from engine_adapter.policies.contract import RequestClass, StepPlan, StepView
+from engine_adapter.policies.contract import ProposerTraits, RequestClass, StepPlan, StepView
 from engine_adapter.policies.names import GOODPUT
 from engine_adapter.policies.planner import Planner, StepOutcome
-from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.seam.config import EngineConfig, draft_capacity
 from engine_adapter.seam.types import SpecDecodeParams, SpecMethod

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.simulation.costs import Costs, DraftCost, TargetCost
-from engine_adapter.policies.contract import RequestClass
-from engine_adapter.policies.proposers import ProposerTraits
+from engine_adapter.policies.contract import ProposerTraits, RequestClass
 
 VERSION = 1
 MAX_FILE_BYTES = 256 * 2**20

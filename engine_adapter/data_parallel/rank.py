@@ -105,7 +105,8 @@ class DataParallelRank:
             except Exception as error:
                 if not self._lives():
                     return
-                if not _has_it(error):
+                has_it = isinstance(error, ProposerRefused | LoraRefused) and error.code in _HAS_IT
+                if not has_it:
                     log.error(
                         "engine_behind", engine=self.index, missing=change.what, cause=str(error)
                     )
@@ -113,10 +114,6 @@ class DataParallelRank:
                     continue
             if change in self.missed:  # a later one may have replaced it
                 self.missed.remove(change)
-
-
-def _has_it(error: Exception) -> bool:
-    return isinstance(error, ProposerRefused | LoraRefused) and error.code in _HAS_IT
 
 
 def failure_of(ranks: Sequence[DataParallelRank]) -> EngineDead | None:

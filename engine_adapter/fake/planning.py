@@ -5,10 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_adapter.fake.sequence import FakeSequence
-from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView, StepView
+from engine_adapter.policies.contract import (
+    DraftOutcome,
+    DraftTime,
+    ProposerTraits,
+    RequestClass,
+    RowView,
+    StepView,
+)
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.policies.planner import Planner, StepOutcome
-from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import needs
 from engine_adapter.registries.policy_settings import PolicySettings

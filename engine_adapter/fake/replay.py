@@ -167,10 +167,10 @@ def made_deltas(vocabulary: Vocabulary, method: SpecMethod, num_tokens: int) -> 
     drafts = method.proposer not in (NONE, *POLICY_NAMES)
     k = method.num_speculative_tokens if drafts else 0
     text = Detokenizer(vocabulary.tokenizer, (), SamplingOptions())
-    spec, num_made = SpecStats(), 0
+    spec, num_made, words = SpecStats(), 0, vocabulary.words
     while num_made < num_tokens:
         size = 1 if not num_made else min(k + 1, num_tokens - num_made)
-        tokens = tuple(_word(vocabulary, num_made + i) for i in range(size))
+        tokens = tuple(words[draw(num_made + i) % len(words)] for i in range(size))
         for token in tokens:
             text.add(token, may_stop=False)
         if num_made:
@@ -183,10 +183,6 @@ def made_deltas(vocabulary: Vocabulary, method: SpecMethod, num_tokens: int) -> 
             finish_reason=FinishReason.LENGTH if finished else None,
             spec=spec,
         )
-
-
-def _word(vocabulary: Vocabulary, position: int) -> int:
-    return vocabulary.words[draw(position) % len(vocabulary.words)]
 
 
 def _perfect(proposer: str, drafted: int, emitted: int) -> Mapping[str, ProposerCounts]:

@@ -166,7 +166,9 @@ class FakeSequence:
         if not is_first:
             by_proposer = {} if proposer == NONE else {proposer: counts}
             self.spec += SpecStats(1, counts.emitted, by_proposer)
-        self._note_time(is_first, now_s)
+        if is_first:
+            self.times.first_token_s = now_s
+        self.times.last_token_s = now_s
         self.outbox.put_nowait(
             Delta(
                 text=self._text.take(finished=self.finish_reason is not None),
@@ -201,11 +203,6 @@ class FakeSequence:
         if stop is not None and self.finish_reason is None:
             self.finish_reason = FinishReason.STOP
             self._stop_reason = stop
-
-    def _note_time(self, is_first: bool, now_s: float) -> None:
-        if is_first:
-            self.times.first_token_s = now_s
-        self.times.last_token_s = now_s
 
     def _logprob(self, position: int, token: int, count: int) -> TokenLogprob:
         greedy = self.request.sampling.temperature == 0

@@ -62,7 +62,8 @@ class Stepper:
             await self._work.wait()
             began_s = clock()
             self._batch.admit(began_s)
-            rows = self._plan()
+            running = [s for s in self._batch.running if not self._has_fault(s, InjectedFault.HANG)]
+            rows = self._planning.rows(running, self._batch.num_waiting)
             self.show_load()
             if not rows:
                 self._work.clear()
@@ -82,10 +83,6 @@ class Stepper:
                 await asyncio.Event().wait()
             await asyncio.sleep(self._hang.idle_s)
             raise EngineDead(f"did not answer for {self._hang.idle_s:g} s")
-
-    def _plan(self) -> list[Row]:
-        running = [s for s in self._batch.running if not self._has_fault(s, InjectedFault.HANG)]
-        return self._planning.rows(running, self._batch.num_waiting)
 
     def _has_fault(self, sequence: FakeSequence, fault: InjectedFault) -> bool:
         """Whether the sequence has this fault and has emitted the tokens that come before it."""

@@ -7,9 +7,14 @@ from typing import Any
 import numpy as np
 
 from engine_adapter.policies.acceptance import AcceptanceModel, DraftCases, Floats, Ints
-from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView
+from engine_adapter.policies.contract import (
+    DraftOutcome,
+    DraftTime,
+    ProposerTraits,
+    RequestClass,
+    RowView,
+)
 from engine_adapter.policies.live_requests import LiveRequests
-from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
 from engine_adapter.seam.types import SpecMethod
 

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from engine_adapter.policies.catalog import POLICIES, PlanningPolicy, read_policy
 from engine_adapter.policies.contract import (
     DraftOutcome,
+    DraftTime,
+    ProposerTraits,
     RowView,
     StepPlan,
     StepResult,
@@ -24,7 +26,6 @@ from engine_adapter.policies.contract import (
 )
 from engine_adapter.policies.fixed import FixedPolicy
 from engine_adapter.policies.measurements import Measurements
-from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.policies.timing import MAX_SECONDS, OUTLIER
 from engine_adapter.seam.counts import PolicyStep
 from engine_adapter.seam.types import NONE

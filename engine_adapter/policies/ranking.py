@@ -7,7 +7,6 @@ their whole k. A proposer must be better by `hysteresis` to replace the one in u
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,17 +84,17 @@ class RankingPolicy(ABC):
 
     def state(self) -> dict[str, Any]:
         """The proposer in use."""
-        is_loaded = self._current in self._measurements.loaded.values()
-        name = (
-            self._measurements.traits(self._current)
-            if is_loaded and self._current is not None
-            else None
-        )
-        return {"proposer": NONE if name is None else name.name}
+        names = {index: name for name, index in self._measurements.loaded.items()}
+        return {"proposer": NONE if self._current is None else names.get(self._current, NONE)}
 
     def _best(self, kind: RequestClass) -> int | None:
         measurements = self._measurements
-        able = [i for i in self._able() if self._first_accepted(i, kind)]
+        able = [
+            i
+            for i in measurements.candidates()
+            if measurements.is_proven(i)
+            and measurements.acceptance.mean_rate(i, kind, 1) >= self.parameters.min_acceptance
+        ]
         if not able:
             return None
         scores = {i: self.score(i, kind) for i in able}
@@ -104,14 +103,6 @@ class RankingPolicy(ABC):
         if current in scores and scores[current] * (1 + self.parameters.hysteresis) >= scores[best]:
             return current
         return best if measurements.is_proven(best) else None
-
-    def _able(self) -> Sequence[int]:
-        measurements = self._measurements
-        return [i for i in measurements.candidates() if measurements.is_proven(i)]
-
-    def _first_accepted(self, proposer: int, kind: RequestClass) -> bool:
-        rate = self._measurements.acceptance.mean_rate(proposer, kind, 1)
-        return rate >= self.parameters.min_acceptance
 
 
 class QualityFirstPolicy(RankingPolicy):

@@ -12,8 +12,6 @@ from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
-    DraftHost,
-    Proposer,
     ProposerMethod,
     ProposerSpec,
     TargetSizes,
@@ -174,17 +172,13 @@ def _layer(checkpoint: Checkpoint, prefix: str) -> dict[str, Shape]:
     return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
 
-def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
-    return host.block_head(spec)
-
-
 METHOD = ProposerMethod(
     name="dflash",
     capabilities=Capabilities(model=True, draft_kv=True),
     default_k=7,
     options=draft_options.HEAD_OPTIONS,
     validate=draft_options.validate,
-    create=_create,
+    create=lambda spec, host: host.block_head(spec),
     check=_check,
 )
 """The entry in `METHODS`."""

@@ -10,9 +10,7 @@ with the target's probability for it, so exact verification needs no draft proba
 from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.contract import (
     Capabilities,
-    DraftHost,
     OptionError,
-    Proposer,
     ProposerMethod,
     ProposerSpec,
     TargetSizes,
@@ -40,17 +38,13 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
         raise OptionError(TENSOR_PARALLEL_SIZE, f"must be 1 or the target's {ranks}, got {size}")
 
 
-def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
-    return host.draft_model(spec)
-
-
 METHOD = ProposerMethod(
     name="draft_model",
     capabilities=Capabilities(model=True, tokenizer=True, draft_kv=True),
     default_k=4,
     options={**draft_options.OPTIONS, TENSOR_PARALLEL_SIZE: None, HETEROGENEOUS_VOCAB: False},
     validate=_validate,
-    create=_create,
+    create=lambda spec, host: host.draft_model(spec),
     check=_check,
 )
 """The entry in `METHODS`."""

@@ -14,8 +14,6 @@ from engine_adapter.proposers import dflash, draft_options
 from engine_adapter.proposers.checkpoint import Checkpoint, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
-    DraftHost,
-    Proposer,
     ProposerMethod,
     ProposerSpec,
     TargetSizes,
@@ -74,17 +72,13 @@ def _heads(checkpoint: Checkpoint, target: TargetSizes) -> dict[str, Shape]:
     }
 
 
-def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
-    return host.block_head(spec)
-
-
 METHOD = ProposerMethod(
     name="dspark",
     capabilities=Capabilities(model=True, draft_kv=True),
     default_k=7,
     options=draft_options.HEAD_OPTIONS,
     validate=draft_options.validate,
-    create=_create,
+    create=lambda spec, host: host.block_head(spec),
     check=_check,
 )
 """The entry in `METHODS`."""

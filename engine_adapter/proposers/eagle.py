@@ -14,8 +14,6 @@ from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.checkpoint import Checkpoint, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
-    DraftHost,
-    Proposer,
     ProposerMethod,
     ProposerSpec,
     TargetSizes,
@@ -213,17 +211,13 @@ def _check_tensors(
     checkpoint.check_tensors({**present, **needed}, inverse)
 
 
-def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
-    return host.draft_head(spec)
-
-
 EAGLE = ProposerMethod(
     name="eagle",
     capabilities=Capabilities(model=True, draft_kv=True),
     default_k=4,
     options=draft_options.HEAD_OPTIONS,
     validate=draft_options.validate,
-    create=_create,
+    create=lambda spec, host: host.draft_head(spec),
     check=check_eagle,
 )
 """The entry in `METHODS` for EAGLE heads."""
@@ -234,7 +228,7 @@ EAGLE3 = ProposerMethod(
     default_k=4,
     options=draft_options.HEAD_OPTIONS,
     validate=draft_options.validate,
-    create=_create,
+    create=lambda spec, host: host.draft_head(spec),
     check=check_eagle3,
 )
 """The entry in `METHODS` for EAGLE-3 heads."""

@@ -9,7 +9,7 @@ verified like any draft, since the target may spell the same text in other token
 from collections.abc import Sequence
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
-from engine_adapter.proposers.contract import Capabilities, DraftHost, ProposerMethod, ProposerSpec
+from engine_adapter.proposers.contract import Capabilities, ProposerMethod
 
 
 class GrammarProposer:
@@ -31,20 +31,12 @@ class GrammarProposer:
         """Nothing to drop: it has no state."""
 
 
-def _validate(spec: ProposerSpec) -> None:
-    """Nothing to check: it has no options."""
-
-
-def _create(spec: ProposerSpec, host: DraftHost) -> GrammarProposer:
-    return GrammarProposer()
-
-
 METHOD = ProposerMethod(
     name="grammar",
     capabilities=Capabilities(constraint=True),
     default_k=8,
     options={},
-    validate=_validate,
-    create=_create,
+    validate=lambda spec: None,
+    create=lambda spec, host: GrammarProposer(),
 )
 """The entry in `METHODS`."""

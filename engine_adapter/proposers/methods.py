@@ -25,8 +25,7 @@ from engine_adapter.proposers.contract import (
     ProposerSpec,
 )
 from engine_adapter.seam.errors import EngineConfigError
-from engine_adapter.seam.names import NAME
-from engine_adapter.seam.text import clip, cut
+from engine_adapter.seam.text import NAME, clip, cut
 
 METHODS: tuple[ProposerMethod, ...] = (
     ngram.METHOD,

@@ -13,8 +13,6 @@ from engine_adapter.proposers import draft_options
 from engine_adapter.proposers.checkpoint import MAX_PARTS, Checkpoint, CheckpointError, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
-    DraftHost,
-    Proposer,
     ProposerMethod,
     ProposerSpec,
     TargetSizes,
@@ -108,17 +106,13 @@ def _family(checkpoint: Checkpoint) -> Family:
     return family
 
 
-def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
-    return host.draft_head(spec)
-
-
 METHOD = ProposerMethod(
     name="mtp",
     capabilities=Capabilities(draft_kv=True),
     default_k=1,
     options=draft_options.HEAD_OPTIONS,
     validate=draft_options.validate,
-    create=_create,
+    create=lambda spec, host: host.draft_head(spec),
     check=_check,
 )
 """The entry in `METHODS`."""

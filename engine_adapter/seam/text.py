@@ -1,4 +1,12 @@
-"""How much of a given text a message or a log line repeats."""
+"""Texts from outside: valid names, and how much of a text a message or a log line repeats."""
+
+import re
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""A name that an operator gives to a proposer, an API key or a routing rule, for `fullmatch`.
+
+In Python `$` also matches before a newline at the end.
+"""
 
 MAX_ECHO = 200
 """The most characters."""

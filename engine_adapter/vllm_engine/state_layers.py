@@ -1,7 +1,10 @@
 """Layers that keep a state instead of the KV of each position: which ones a target may have.
 
-The gateway reads the layers from the class of the model, before any weights are read; the worker
-checks the loaded ones.
+vLLM keeps the state after each token of a step that reads drafts, in a block of its own, and
+begins the next step at the one after the last accepted token. A target has states of every row in
+every step, so switches, idle proposers and preemption change nothing. What is left to do is to
+refuse layers whose state does not follow rejected drafts. The gateway reads the layers from the
+class of the model, before any weights are read; the worker checks the loaded ones.
 """
 
 import sys

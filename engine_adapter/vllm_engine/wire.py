@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from engine_adapter.policies.contract import DraftOutcome
-from engine_adapter.policies.proposers import DraftTime, ProposerTraits
+from engine_adapter.policies.contract import DraftOutcome, DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import min_confidence
 from engine_adapter.proposers.methods import get_method, needs

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel
 
 from engine_adapter.seam.errors import EngineDead
-from engine_adapter.seam.names import NAME
+from engine_adapter.seam.text import NAME
 from server.control.method_names import MethodRequest
 from server.control.records import Drain, PolicyStatus, ProposerRecord, SwitchRecord
 from server.control.types import (

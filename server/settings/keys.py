@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
-from engine_adapter.seam.names import NAME
+from engine_adapter.seam.text import NAME
 from server.settings.types import SettingError, digest_of
 
 KEY_FILE = "key_file"

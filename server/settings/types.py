@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretBytes
 from engine_adapter.proposers import methods
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.seam.errors import EngineConfigError
-from engine_adapter.seam.names import NAME
+from engine_adapter.seam.text import NAME
 
 
 class SettingError(ValueError):

@@ -44,8 +44,9 @@ class CpuKernel:
             if parameter.default is parameter.empty and name not in (*self._names, "grid")
         ]
         if unknown or absent:
+            name = getattr(kernel, "__name__", kernel)
             raise ImportError(
-                f"{_name(kernel)} of vLLM and its twin for CPUs differ: the twin does not know "
+                f"{name} of vLLM and its twin for CPUs differ: the twin does not know "
                 f"{unknown}, the kernel does not have {absent}"
             )
         self._twin = twin
@@ -70,7 +71,3 @@ def parameter_names(kernel: Any) -> list[str]:
 def _is_gpu_only(name: str) -> bool:
     # A stride may end with the number of its axis.
     return name.rstrip("_01").endswith(GPU_ONLY)
-
-
-def _name(kernel: Any) -> str:
-    return str(getattr(kernel, "__name__", kernel))

@@ -77,7 +77,7 @@ async def _load_on_ranks(process: Process, spec: ProposerSpec) -> list[Any]:
     await process.collective_rpc("specgate_load", asdict(spec))
     try:
         await _wait_until_ready(process, spec)
-        for reason in await process.collective_rpc("specgate_try_load"):
+        for reason in await process.collective_rpc("specgate_smoke_test_load"):
             if reason:
                 raise _unusable(spec, cannot_draft(spec, reason))
     except EngineDead:

@@ -182,14 +182,11 @@ class EngineProcess:
             request_id,
             lora_request=lora_request,
             priority=priority,
-            reasoning_parser_kwargs=self._reasoning_options(template_variables),
+            reasoning_parser_kwargs={"chat_template_kwargs": dict(template_variables)}
+            if self._config.reasoning_parser
+            else None,
         )
         return generator
-
-    def _reasoning_options(self, template_variables: Mapping[str, Any]) -> dict[str, Any] | None:
-        if not self._config.reasoning_parser:
-            return None
-        return {"chat_template_kwargs": dict(template_variables)}
 
     def is_death(self, error: BaseException) -> bool:
         """Whether an exception that ended `generate` means that the process is dead."""

@@ -5,7 +5,7 @@ They are the one way to reach the scheduler from the gateway's process; they run
 
 from typing import Any
 
-from engine_adapter.policies.proposers import ProposerTraits
+from engine_adapter.policies.contract import ProposerTraits
 from engine_adapter.seam.types import SpecMethod, Switch
 from engine_adapter.vllm_engine import compat
 

@@ -41,8 +41,9 @@ def check_room(needed: int, device: torch.device, step_bytes: int) -> None:
         return
     free = free_bytes(device, step_bytes)
     if needed > free:
+        memory = "memory" if device.type == "cpu" else f"the memory of {device}"
         raise NoRoom(
-            f"needs {needed / _GIB:.2f} GiB of {_name(device)}, of which {max(free, 0) / _GIB:.2f} "
+            f"needs {needed / _GIB:.2f} GiB of {memory}, of which {max(free, 0) / _GIB:.2f} "
             "GiB are free; unload another proposer, or restart the server with a smaller KV cache"
         )
 
@@ -74,10 +75,6 @@ def _free_on_host() -> int:
     if limit_of_process != resource.RLIM_INFINITY:
         free_bytes.append(limit_of_process - psutil.Process().memory_info().vms)
     return min(free_bytes)
-
-
-def _name(device: torch.device) -> str:
-    return "memory" if device.type == "cpu" else f"the memory of {device}"
 
 
 @contextmanager

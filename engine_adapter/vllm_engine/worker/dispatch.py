@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_adapter.policies.contract import StepPlan
-from engine_adapter.policies.proposers import DraftTime
+from engine_adapter.policies.contract import DraftTime, StepPlan
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.seam.types import SpecMethod

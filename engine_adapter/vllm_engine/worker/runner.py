@@ -30,10 +30,10 @@ from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.proposers.staging import HostCopy
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_init_speculator, patch_sampler
+from engine_adapter.vllm_engine.state_layers import fault_of
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.row_options import RowOptions
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
-from engine_adapter.vllm_engine.worker.recurrent import StateLayerHooks
 from engine_adapter.vllm_engine.worker.request_rows import RequestRows, RowTables
 from engine_adapter.vllm_engine.worker.start_failure import fail_start, fail_start_on_block_size
 from engine_adapter.vllm_engine.worker.step_drafts import (
@@ -120,9 +120,18 @@ class RunnerHooks:
         )
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
-        """vLLM's, with blocks for every position in the layers of draft models."""
+        """vLLM's, with blocks for every position in the layers of draft models.
+
+        Ends the start if the target has a layer whose state does not follow rejected drafts. The
+        gateway does not know the layers of a model whose class wraps another one by name.
+        """
         specs: dict[str, Any] = super().get_kv_cache_spec()
-        return specs | self.drafter.host.kept_specs(specs)
+        host, layers = self.drafter.host, self.compilation_config.static_forward_context
+        specs = specs | host.kept_specs(specs)
+        state_layers = [name for name, spec in specs.items() if isinstance(spec, compat.MambaSpec)]
+        if fault := fault_of(type(layers[name]) for name in state_layers):
+            fail_start("model", fault, host.progress)
+        return specs
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Initializes as vLLM does, then shows the KV cache to draft models."""
@@ -250,7 +259,7 @@ def _reading(layers: Sequence[int]) -> Any:
 def cpu_runner() -> type:
     """The runner class for CPU; created here so that no process imports the other device's."""
 
-    class SpecgateCPUModelRunner(StateLayerHooks, WarmUpHooks, RunnerHooks, compat.CPUModelRunner):
+    class SpecgateCPUModelRunner(WarmUpHooks, RunnerHooks, compat.CPUModelRunner):
         """vLLM's CPU runner with Specgate's hooks."""
 
     return SpecgateCPUModelRunner
@@ -259,7 +268,7 @@ def cpu_runner() -> type:
 def gpu_runner() -> type:
     """The runner class for GPU."""
 
-    class SpecgateGPUModelRunner(StateLayerHooks, WarmUpHooks, RunnerHooks, compat.GPUModelRunner):
+    class SpecgateGPUModelRunner(WarmUpHooks, RunnerHooks, compat.GPUModelRunner):
         """vLLM's GPU runner with Specgate's hooks."""
 
     return SpecgateGPUModelRunner

@@ -94,7 +94,7 @@ class WorkerHooks:
         assert self._load is not None
         return list(self._load.state)
 
-    def specgate_try_load(self) -> str:
+    def specgate_smoke_test_load(self) -> str:
         """Lets the created proposer draft once; the reason if it cannot, or an empty text."""
         assert self._load is not None
         assert self._smoke_test is not None

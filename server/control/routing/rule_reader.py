@@ -4,8 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from engine_adapter.seam.names import NAME
-from engine_adapter.seam.text import clip, cut
+from engine_adapter.seam.text import NAME, clip, cut
 from engine_adapter.seam.types import NONE
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.routing.rules import MAX_PATTERN_CHARS, MAX_RULES, Match, Range, Rule

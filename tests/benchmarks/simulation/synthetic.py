@@ -11,8 +11,7 @@ import numpy as np
 
 from benchmarks.simulation.costs import Costs, DraftCost, TargetCost
 from benchmarks.simulation.trace import Trace, TracedRequest
-from engine_adapter.policies.contract import RequestClass
-from engine_adapter.policies.proposers import ProposerTraits
+from engine_adapter.policies.contract import ProposerTraits, RequestClass
 
 STRETCH = 8
 """Mean positions in a row at which a lookup finds something, or nothing."""

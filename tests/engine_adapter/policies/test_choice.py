@@ -7,9 +7,14 @@ import pytest
 
 from engine_adapter.policies.choice import Chooser
 from engine_adapter.policies.choice_types import NOTHING, Load, Prices
-from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView
+from engine_adapter.policies.contract import (
+    DraftOutcome,
+    DraftTime,
+    ProposerTraits,
+    RequestClass,
+    RowView,
+)
 from engine_adapter.policies.measurements import Measurements
-from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.seam.types import SpecMethod
 
 TOLERANCE = 0.05

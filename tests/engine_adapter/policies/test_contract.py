@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine_adapter.policies.contract import StepPlan, StepView
+from engine_adapter.policies.contract import ProposerTraits, StepPlan, StepView
 from engine_adapter.policies.names import LOAD, POLICY_NAMES
-from engine_adapter.policies.proposers import ProposerTraits
 from tests.engine_adapter.policies.traffic import PROPOSERS, Traffic, numbers
 
 LEVELS = {"load": {"light": {"max_running": 500, "proposer": "draft"}}}

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView
+from engine_adapter.policies.contract import DraftOutcome, ProposerTraits, RequestClass, RowView
 from engine_adapter.policies.measurements import Forecast, Measurements
-from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.seam.types import SpecMethod
 
 K = 4

@@ -4,10 +4,17 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView, StepPlan, StepView
+from engine_adapter.policies.contract import (
+    DraftOutcome,
+    DraftTime,
+    ProposerTraits,
+    RequestClass,
+    RowView,
+    StepPlan,
+    StepView,
+)
 from engine_adapter.policies.measurements import Measurements
 from engine_adapter.policies.planner import Planner, StepOutcome
-from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.seam.types import SpecMethod
 
 MAX_K = 6

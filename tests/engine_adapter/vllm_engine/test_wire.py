@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.policies.proposers import ProposerTraits
+from engine_adapter.policies.contract import ProposerTraits
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.types import PLAIN, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.wire import (

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.policies.contract import DraftOutcome, StepPlan
+from engine_adapter.policies.contract import DraftOutcome, DraftTime, ProposerTraits, StepPlan
 from engine_adapter.policies.measurements import PROVEN_DRAFTS
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.policies.planner import Planner
-from engine_adapter.policies.proposers import DraftTime, ProposerTraits
 from engine_adapter.seam.counts import ProposerCounts
 from engine_adapter.seam.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from engine_adapter.policies.contract import StepPlan
-from engine_adapter.policies.proposers import DraftTime
+from engine_adapter.policies.contract import DraftTime, StepPlan
 from engine_adapter.vllm_engine.wire import DraftReport
 from tests.engine_adapter.vllm_engine.support.row_steps import (
     DRAFT,

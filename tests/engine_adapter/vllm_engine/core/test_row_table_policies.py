@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from engine_adapter.policies.contract import DraftOutcome, StepPlan
-from engine_adapter.policies.proposers import DraftTime
+from engine_adapter.policies.contract import DraftOutcome, DraftTime, StepPlan
 from engine_adapter.seam.counts import ProposerCounts, StepKind
 from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_adapter.policies.contract import NO_PLAN
-from engine_adapter.policies.proposers import DraftTime
+from engine_adapter.policies.contract import NO_PLAN, DraftTime
 from engine_adapter.seam.counts import ProposerCounts, StepKind
 from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod
 from engine_adapter.vllm_engine.compiled_grammars import GrammarStore

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from engine_adapter.policies import planner
-from engine_adapter.policies.contract import DraftOutcome
+from engine_adapter.policies.contract import DraftOutcome, ProposerTraits
 from engine_adapter.policies.measurements import PROVEN_DRAFTS
-from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from engine_adapter.policies.contract import StepPlan
+from engine_adapter.policies.contract import ProposerTraits, StepPlan
 from engine_adapter.policies.planner import Planner
-from engine_adapter.policies.proposers import ProposerTraits
 from engine_adapter.seam.counts import SpecStats, StepKind, StepReport
 from engine_adapter.seam.types import SpecDecodeParams, SpecMethod, Switch
 from engine_adapter.vllm_engine.core.counting import StepSize

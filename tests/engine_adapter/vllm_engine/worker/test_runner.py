@@ -1,5 +1,7 @@
-"""The runner's hooks: drafts of each row, and values handed from one hook to another."""
+"""The runner's hooks: drafts of each row, values handed on between hooks, and refused layers."""
 
+from collections.abc import Mapping
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,3 +142,49 @@ def test_blocks_of_another_size_end_the_start_with_a_draft_model(
         with pytest.raises(SystemExit):
             runner._check_blocks()
     assert [setting for setting, _ in told] == ([] if fits else ["block_size"])
+
+
+class WithSpecs:
+    """A runner with layers of vLLM's classes of these names, beside attention."""
+
+    def __init__(self, layers: Mapping[str, str]) -> None:
+        kinds = {name: type(kind, (), {})() for name, kind in layers.items()}
+        self.compilation_config = SimpleNamespace(static_forward_context=kinds)
+        self.refused: list[tuple[str, str]] = []
+        progress = SimpleNamespace(refuse=lambda *why: self.refused.append(why))
+        host = SimpleNamespace(progress=progress, kept_specs=lambda specs: {})
+        self.drafter: Any = SimpleNamespace(host=host)
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        backends = import_module("vllm.v1.attention.backends.registry").MambaAttentionBackendEnum
+        state = compat.MambaSpec(
+            block_size=64, shapes=((4, 8),), dtypes=(torch.float32,), mamba_type=backends.MAMBA2
+        )
+        attention = compat.FullAttentionSpec(
+            block_size=32, num_kv_heads=1, head_size=8, dtype=torch.bfloat16
+        )
+        names = self.compilation_config.static_forward_context
+        return {**dict.fromkeys(names, state), "attention": attention}
+
+
+class Loaded(RunnerHooks, WithSpecs):
+    """A runner whose target is loaded, with the hooks."""
+
+    def __init__(self, layers: Mapping[str, str]) -> None:
+        WithSpecs.__init__(self, layers)
+
+
+@pytest.mark.needs_vllm
+def test_loaded_layers_whose_state_follows_drafts_are_accepted() -> None:
+    runner = Loaded({"a": "MambaMixer2", "b": "ShortConv"})
+    assert set(runner.get_kv_cache_spec()) == {"a", "b", "attention"}
+
+
+@pytest.mark.needs_vllm
+def test_a_loaded_layer_that_the_gateway_did_not_know_ends_the_start() -> None:
+    runner = Loaded({"a": "MambaMixer2", "b": "MambaMixer"})
+    with pytest.raises(SystemExit):
+        runner.get_kv_cache_spec()
+    ((setting, reason),) = runner.refused
+    assert setting == "model"
+    assert "MambaMixer: it never reads" in reason
