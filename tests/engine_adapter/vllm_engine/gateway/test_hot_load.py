@@ -44,7 +44,7 @@ class Ranks:
             raise EngineDead("dead")
         if method == "specgate_load_state":
             return [[state, f"why {i}"] for i, state in enumerate(self.states.pop(0))]
-        if method.startswith("specgate_try"):
+        if method.startswith("specgate_smoke_test"):
             return list(self.faults)
         return [{"lookup": (7, 0)}, {"lookup": (7, 0)}]
 
@@ -61,7 +61,7 @@ async def test_a_load_is_installed_when_the_last_rank_is_ready(registry: Propose
         (LoadState.READY, LoadState.READY),
     )
     info = await load_proposer(ranks, registry, LOOKUP, SIZES)
-    assert ranks.calls == ["load", *["load_state"] * 3, "try_load", "install", "add_proposer"]
+    assert ranks.calls == ["load", *["load_state"] * 3, "smoke_test_load", "install", "add_proposer"]
     assert (info.name, info.weights_bytes) == ("lookup", 14)
     assert [spec.name for spec in registry.specs] == ["ngram", "lookup"]
     assert registry.loading is None
@@ -92,7 +92,7 @@ async def test_a_proposer_that_cannot_draft_on_a_rank_is_unloaded_on_all(
     ranks = Ranks((LoadState.READY, LoadState.READY), faults=("", "RuntimeError: no"))
     with pytest.raises(EngineConfigError, match=r"method ngram cannot draft .*: RuntimeError: no"):
         await load_proposer(ranks, registry, LOOKUP, SIZES)
-    assert ranks.calls == ["load", "load_state", "try_load", "unload"]
+    assert ranks.calls == ["load", "load_state", "smoke_test_load", "unload"]
     assert [spec.name for spec in registry.specs] == ["ngram"]
 
 
@@ -108,7 +108,7 @@ async def test_a_start_is_refused_with_every_proposer_that_failed_on_some_rank()
     assert caught.value.message == f"one: {said}: C; three: {said}: A"
 
 
-@pytest.mark.parametrize("at", ["load", "load_state", "try_load", "install", "add_proposer"])
+@pytest.mark.parametrize("at", ["load", "load_state", "smoke_test_load", "install", "add_proposer"])
 async def test_nothing_is_loaded_if_the_process_dies(registry: ProposerRegistry, at: str) -> None:
     with pytest.raises(EngineDead):
         await load_proposer(
