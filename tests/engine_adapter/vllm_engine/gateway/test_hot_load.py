@@ -61,7 +61,13 @@ async def test_a_load_is_installed_when_the_last_rank_is_ready(registry: Propose
         (LoadState.READY, LoadState.READY),
     )
     info = await load_proposer(ranks, registry, LOOKUP, SIZES)
-    assert ranks.calls == ["load", *["load_state"] * 3, "smoke_test_load", "install", "add_proposer"]
+    assert ranks.calls == [
+        "load",
+        *["load_state"] * 3,
+        "smoke_test_load",
+        "install",
+        "add_proposer",
+    ]
     assert (info.name, info.weights_bytes) == ("lookup", 14)
     assert [spec.name for spec in registry.specs] == ["ngram", "lookup"]
     assert registry.loading is None
