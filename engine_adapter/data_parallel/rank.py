@@ -59,8 +59,10 @@ class DataParallelRank:
         """Why it does not serve, and when it should; `None` while it serves."""
         failure = self.engine.failure
         if failure is None and self.missed:
-            what = self.missed[0].what
-            return EngineDead(f"The engine is back and takes a change that it missed: {what}.", 1.0)
+            change_name = self.missed[0].what
+            return EngineDead(
+                f"The engine is back and takes a change that it missed: {change_name}.", 1.0
+            )
         return failure
 
     @property

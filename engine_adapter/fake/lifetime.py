@@ -77,8 +77,8 @@ class Lifetime:
             assert failure is not None
             after_s = failure.retry_after_s
             given_up = "given up: fake_restart_s is 0; restart the server"
-            then = given_up if after_s is None else f"replaced in {after_s:.3g} s"
-            log.error("engine_died", cause=f"the fake engine: {reason}", then=then)
+            consequence = given_up if after_s is None else f"replaced in {after_s:.3g} s"
+            log.error("engine_died", cause=f"the fake engine: {reason}", then=consequence)
             self._end_all(failure)
         if self._steps is not None:
             self._steps.cancel()

@@ -76,10 +76,10 @@ class FakeParsing:
         """See `Parsing.call_constraint`. Calls are scripted, so nothing holds them."""
         if answer is None:
             return CallConstraint(ChosenCalls(ConstraintKind.JSON_SCHEMA, param="tools"), ())
-        either = ChosenCalls(
+        constraint = ChosenCalls(
             answer.kind, answer.value, param=answer.param, unenforced=answer.unenforced
         )
-        return CallConstraint(either, ("<tool_call>",))
+        return CallConstraint(constraint, ("<tool_call>",))
 
 
 class FakeParser:
@@ -152,8 +152,8 @@ class FakeParser:
             yield ReasoningPiece(text) if self._open_tag else TextPiece(text)
 
     def _call(self, body: str) -> Iterator[Piece]:
-        called = json.loads(body)
-        name, arguments = called["name"], json.dumps(called["arguments"], ensure_ascii=False)
+        call = json.loads(body)
+        name, arguments = call["name"], json.dumps(call["arguments"], ensure_ascii=False)
         self._index += 1
         yield CallBegin(self._index, f"call_{uuid.uuid4().hex[:24]}", name)
         yield CallArguments(self._index, arguments)

@@ -131,18 +131,18 @@ class StepPlanning:
         for sequence in running:
             request_id = sequence.request.request_id
             method = plan.drafts.get(request_id)
-            unseen = tuple(shadows.get(request_id, ()))
+            row_shadows = tuple(shadows.get(request_id, ()))
             if method is None or method.num_speculative_tokens < 1:
-                rows.append(Row(sequence, shadows=unseen))
+                rows.append(Row(sequence, shadows=row_shadows))
             else:
                 k = method.num_speculative_tokens
                 if request_id in plan.verify_caps:
                     full_k = self._specs[method.proposer].num_speculative_tokens
                     k = min(k, plan.verify_caps[request_id][full_k])
                 if not k:
-                    rows.append(Row(sequence, shadows=unseen))
+                    rows.append(Row(sequence, shadows=row_shadows))
                     continue
-                rows.append(Row(sequence, method.proposer, k, unseen))
+                rows.append(Row(sequence, method.proposer, k, row_shadows))
         return rows
 
     def observe(

@@ -121,5 +121,5 @@ def _candidates(
 ) -> list[int]:
     start = draw(key, position, 3)
     words = vocabulary.words
-    picked = (words[(start + i) % len(words)] for i in range(min(count + 1, len(words))))
-    return [i for i in picked if i != token_id][:count]
+    word_ids = (words[(start + i) % len(words)] for i in range(min(count + 1, len(words))))
+    return [i for i in word_ids if i != token_id][:count]

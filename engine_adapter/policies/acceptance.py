@@ -100,10 +100,10 @@ class AcceptanceModel:
 
     def grow(self, num_proposers: int, num_slots: int) -> None:
         """Makes room for more proposers, or for more live requests."""
-        more = num_proposers - len(self.drafts)
-        if more > 0:
+        num_new = num_proposers - len(self.drafts)
+        if num_new > 0:
             self._length_counts, self._verified, self._accepted, self._ends, self.drafts = (
-                np.concatenate((counts, np.zeros((more, *counts.shape[1:]))))
+                np.concatenate((counts, np.zeros((num_new, *counts.shape[1:]))))
                 for counts in self._counts
             )
             self._refresh()
@@ -152,26 +152,26 @@ class AcceptanceModel:
         # A row is compared with its class as it is now, also while nothing plans with it.
         self._freshen()
         position = np.arange(self._max_k)
-        tried = (position < verified[:, None]) & (position <= accepted[:, None])
-        hit = position < accepted[:, None]
-        predicted = (self._hazard[proposer, kind, length] * tried).sum(axis=1)
+        is_verified = (position < verified[:, None]) & (position <= accepted[:, None])
+        is_accepted = position < accepted[:, None]
+        predicted = (self._hazard[proposer, kind, length] * is_verified).sum(axis=1)
         # A row may have two drafts of one proposer in a step: one that was verified, and a miss.
         self._row_length_counts[slot, proposer] *= ROW_DECAY
         self._row_hits[slot, proposer] *= ROW_DECAY
         np.add.at(self._row_length_counts, (slot, proposer, length), 1.0)
         np.add.at(self._row_hits, (slot, proposer), np.stack((accepted, predicted), axis=1))
 
-        changed = np.zeros_like(self.drafts)
-        np.add.at(changed, (proposer, kind), 1)
-        self.drafts += changed
-        decay = np.where(changed > 0, CLASS_DECAY, 1.0)
+        num_drafts = np.zeros_like(self.drafts)
+        np.add.at(num_drafts, (proposer, kind), 1)
+        self.drafts += num_drafts
+        decay = np.where(num_drafts > 0, CLASS_DECAY, 1.0)
         self._length_counts *= decay[:, :, None]
         self._verified *= decay[:, :, None, None]
         self._accepted *= decay[:, :, None, None]
         self._ends *= decay[:, :, None]
         np.add.at(self._length_counts, (proposer, kind, length), 1.0)
-        np.add.at(self._verified, (proposer, kind, length), tried)
-        np.add.at(self._accepted, (proposer, kind, length), hit)
+        np.add.at(self._verified, (proposer, kind, length), is_verified)
+        np.add.at(self._accepted, (proposer, kind, length), is_accepted)
         if ended_early is not None and ended_early.any():
             np.add.at(
                 self._ends, (proposer[ended_early], kind[ended_early], verified[ended_early]), 1.0
@@ -189,30 +189,30 @@ class AcceptanceModel:
         prior = np.zeros(self._max_k + 1)
         prior[0], prior[-1] = 1 - PRIOR_FOUND, PRIOR_FOUND
         all_classes = self._length_counts.sum(axis=1, keepdims=True)
-        pooled = _share(all_classes, all_classes.sum(axis=2, keepdims=True), prior, 1.0)
+        length_prior = _share(all_classes, all_classes.sum(axis=2, keepdims=True), prior, 1.0)
         weight = (CLASS_WEIGHT * FADING**self.drafts)[:, :, None]
         total = self._length_counts.sum(axis=2, keepdims=True)
-        self._length = _share(self._length_counts, total, pooled, weight)
+        self._length = _share(self._length_counts, total, length_prior, weight)
 
         by_class = self._accepted.sum(axis=2), self._verified.sum(axis=2)
         hits, trials = by_class[0].sum(axis=1), by_class[1].sum(axis=1)
-        anyone = np.empty_like(hits)
+        position_hazard = np.empty_like(hits)
         previous = np.full(len(hits), PRIOR_ACCEPTED)
         for i in range(self._max_k):
-            previous = anyone[:, i] = _share(hits[:, i], trials[:, i], previous)
-        self._any_length = _share(*by_class, anyone[:, None])
-        of_length = _share(
-            self._accepted.sum(axis=1), self._verified.sum(axis=1), anyone[:, None, :]
+            previous = position_hazard[:, i] = _share(hits[:, i], trials[:, i], previous)
+        self._any_length = _share(*by_class, position_hazard[:, None])
+        length_hazard = _share(
+            self._accepted.sum(axis=1), self._verified.sum(axis=1), position_hazard[:, None, :]
         )
-        self._hazard = _share(self._accepted, self._verified, of_length[:, None])
+        self._hazard = _share(self._accepted, self._verified, length_hazard[:, None])
 
         ends, drafted = (
             self._ends.sum(axis=1, keepdims=True),
             by_class[1].sum(axis=1, keepdims=True),
         )
-        usual = _share(drafted, drafted + ends, np.ones(1))
+        continue_prior = _share(drafted, drafted + ends, np.ones(1))
         self._p_reached = np.multiply.accumulate(
-            _share(by_class[1], by_class[1] + self._ends, usual), axis=2
+            _share(by_class[1], by_class[1] + self._ends, continue_prior), axis=2
         )
 
     # -- looking ahead -------------------------------------------------------------------------
@@ -221,10 +221,10 @@ class AcceptanceModel:
         """The chance of each case for each row: [B, Q]."""
         self._freshen()
         proposer = cases.proposer
-        seen = self._row_length_counts[slots[:, None], proposer, cases.length]
+        counts = self._row_length_counts[slots[:, None], proposer, cases.length]
         total = self._row_length_counts[slots].sum(axis=2)[:, proposer]
-        usual = self._length[proposer, kinds[:, None], cases.length]
-        return _share(seen, total, usual, LENGTHS_WEIGHT * FADING**total)
+        prior = self._length[proposer, kinds[:, None], cases.length]
+        return _share(counts, total, prior, LENGTHS_WEIGHT * FADING**total)
 
     def p_accepted(self, slots: Ints, kinds: Ints, cases: DraftCases) -> Floats:
         """The chance that the target accepts each case up to each position: [B, Q, K]."""

@@ -63,18 +63,18 @@ class Chooser:
         self._case_proposer = forecast.cases.proposer
         self._starts = np.searchsorted(self._case_proposer, np.arange(len(times)))
         over = forecast.p_accepted - self._token_prices()[self._case_proposer, None]
-        reached = forecast.p_reached * (over > 0)
-        self._gains = (over * reached).sum(axis=2)
+        p_drafted = forecast.p_reached * (over > 0)
+        self._gains = (over * p_drafted).sum(axis=2)
         self._lengths = np.maximum.reduceat((over > 0).sum(axis=2), self._starts, axis=1)
-        self._tokens = np.maximum.reduceat(reached.sum(axis=2), self._starts, axis=1)
+        self._tokens = np.maximum.reduceat(p_drafted.sum(axis=2), self._starts, axis=1)
 
     def plain(self) -> Choice:
         """Plain decoding of every row."""
-        nothing, zero = np.full_like(self._row, NOTHING), np.zeros_like(self._row)
+        no_proposer, no_tokens = np.full_like(self._row, NOTHING), np.zeros_like(self._row)
         rate = self._load.rows / float(self._target_seconds(np.zeros(1))[0])
         price = self._marginal_price(rate, 0.0)
-        verify_caps = np.zeros((len(nothing), self._forecast.p_accepted.shape[2] + 1), np.intp)
-        return Choice(nothing, zero, verify_caps, nothing, zero, rate, price)
+        verify_caps = np.zeros((len(no_proposer), self._forecast.p_accepted.shape[2] + 1), np.intp)
+        return Choice(no_proposer, no_tokens, verify_caps, no_proposer, no_tokens, rate, price)
 
     def models_by_gain(self) -> list[int]:
         """The proposers with a model, the one that gains most over all rows first."""
@@ -86,10 +86,10 @@ class Chooser:
         """The choice with the highest rate, plain decoding included."""
         values = self.values()
         lookups, value = self._best_lookups(values)
-        nothing = np.full(len(lookups), NOTHING)
+        no_fallback = np.full(len(lookups), NOTHING)
         choices = [self.plain()]
         if len(self._lookups):
-            choices.append(self._with_lengths(lookups, nothing, np.full(len(lookups), -np.inf)))
+            choices.append(self._with_lengths(lookups, no_fallback, np.full(len(lookups), -np.inf)))
         with_models = self._add_models(values, lookups, value)
         if with_models is not None:
             choices.append(self._with_lengths(*with_models))
@@ -97,8 +97,8 @@ class Chooser:
 
     def values(self) -> Floats:
         """Tokens that each proposer gains for each row, less what its row costs, [R, J]."""
-        gained = np.add.reduceat(self._forecast.p_length * self._gains, self._starts, axis=1)
-        values: Floats = gained - self._row_costs()
+        gains = np.add.reduceat(self._forecast.p_length * self._gains, self._starts, axis=1)
+        values: Floats = gains - self._row_costs()
         return values
 
     def _row_costs(self) -> Floats:
@@ -117,8 +117,8 @@ class Chooser:
         """Each row's proposer, with as many tokens as pay at the prices of the plan before."""
         prices = self._token_prices()[self._case_proposer, None]
         counts = (self._forecast.p_accepted > prices).sum(axis=2)
-        nothing = np.full_like(proposers, NOTHING)
-        return self._build_choice(proposers, nothing, counts, np.full(len(proposers), -np.inf))
+        no_fallback = np.full_like(proposers, NOTHING)
+        return self._build_choice(proposers, no_fallback, counts, np.full(len(proposers), -np.inf))
 
     def _token_prices(self) -> Floats:
         """The chance of acceptance at which a token of each proposer pays, [J]."""
@@ -187,10 +187,10 @@ class Chooser:
         values, p_missed, gates = np.empty(shape), np.empty(shape), np.empty(shape)
         row_costs, costs = self._row_costs(), self.call_costs()[self._models]
         for i, lookup in enumerate(self._lookups.tolist()):
-            of_lookup = self._case_proposer == lookup
+            lookup_cases = self._case_proposer == lookup
             p_length, gains = (
-                self._forecast.p_length[:, of_lookup, None],
-                self._gains[:, of_lookup, None],
+                self._forecast.p_length[:, lookup_cases, None],
+                self._gains[:, lookup_cases, None],
             )
             p_found = np.clip(p_length.sum(axis=1), 1e-3, 1.0)
             # If no other row calls the model, a dropped draft pays for the whole call.
@@ -200,9 +200,9 @@ class Chooser:
             values[i] = (p_length * gains * kept_cases).sum(axis=1) + p_missed[i] * model_values
             values[i] -= row_costs[:, lookup, None]
         if not len(self._lookups):
-            nothing = np.full(model_values.shape, NOTHING)
+            no_lookup = np.full(model_values.shape, NOTHING)
             return Chains(
-                nothing,
+                no_lookup,
                 np.full(model_values.shape, -np.inf),
                 np.ones_like(model_values),
                 model_values,
@@ -219,8 +219,8 @@ class Chooser:
     ) -> Floats:
         """Each model's call and passes in tokens, times the chance that any row needs it, [M]."""
         p_unneeded = np.where(rows, np.where(by_itself, 0.0, 1 - p_missed), 1.0)
-        needed = 1 - p_unneeded.prod(axis=0)
-        costs: Floats = needed * self.call_costs()[self._models]
+        p_needed = 1 - p_unneeded.prod(axis=0)
+        costs: Floats = p_needed * self.call_costs()[self._models]
         return costs
 
     def _with_lengths(self, proposer: Ints, fallback: Ints, gate: Floats) -> Choice:
@@ -230,12 +230,14 @@ class Chooser:
         # The likeliest positions come first: all with a chance above a threshold.
         possible = weights > 0
         chances = p_accepted[possible].ravel()
-        repeated = (weights[possible][:, None] * p_reached[possible]).ravel()
+        p_drafted = (weights[possible][:, None] * p_reached[possible]).ravel()
         bins = (chances * THRESHOLDS).astype(np.intp)
-        drafted = np.bincount(bins, repeated, THRESHOLDS)[:0:-1].cumsum()
-        gained = np.bincount(bins, repeated * chances, THRESHOLDS)[:0:-1].cumsum()
-        seconds = self._target_seconds(drafted) + self._draft_seconds(proposer, fallback, p_missed)
-        best = int(((self._load.rows + gained) / seconds).argmax())
+        num_drafted = np.bincount(bins, p_drafted, THRESHOLDS)[:0:-1].cumsum()
+        num_accepted = np.bincount(bins, p_drafted * chances, THRESHOLDS)[:0:-1].cumsum()
+        seconds = self._target_seconds(num_drafted) + self._draft_seconds(
+            proposer, fallback, p_missed
+        )
+        best = int(((self._load.rows + num_accepted) / seconds).argmax())
         threshold = (THRESHOLDS - 1 - best) / THRESHOLDS
         return self._build_choice(proposer, fallback, (p_accepted >= threshold).sum(axis=2), gate)
 
@@ -249,10 +251,10 @@ class Chooser:
         kept_cases = self._kept_cases(proposer, gate) & (counts > 0)
         weights, p_missed = self._weights(proposer, fallback, kept_cases)
         positions = np.arange(self._forecast.p_accepted.shape[2]) < counts[:, :, None]
-        reached = weights[:, :, None] * self._forecast.p_reached * positions
-        drafted = float(reached.sum())
-        gained = float((reached * self._forecast.p_accepted).sum())
-        seconds = float(self._target_seconds(np.array([drafted]))[0])
+        p_drafted = weights[:, :, None] * self._forecast.p_reached * positions
+        num_drafted = float(p_drafted.sum())
+        num_accepted = float((p_drafted * self._forecast.p_accepted).sum())
+        seconds = float(self._target_seconds(np.array([num_drafted]))[0])
         k = np.where(kept_cases, counts, 0).max(axis=1, initial=0)
         fallback_k = np.where(self._case_proposer == fallback[:, None], counts, 0).max(
             axis=1, initial=0
@@ -265,19 +267,19 @@ class Chooser:
         proposer, k = (np.where(empty, fallback, proposer), np.where(empty, fallback_k, k))
         fallback = np.where(empty | (fallback_k == 0), NOTHING, fallback)
         proposer = np.where(k == 0, NOTHING, proposer)
-        rate = (self._load.rows + gained) / (
+        rate = (self._load.rows + num_accepted) / (
             seconds + self._draft_seconds(proposer, fallback, p_missed)
         )
-        price = self._marginal_price(rate, drafted)
+        price = self._marginal_price(rate, num_drafted)
         return Choice(proposer, k, verify_caps, fallback, fallback_k, rate, price)
 
-    def _marginal_price(self, rate: float, drafted: float) -> float:
+    def _marginal_price(self, rate: float, num_drafted: float) -> float:
         """The tokens that the time of the last verified token is worth.
 
         The tokens before it cost no more, so a draft in the flat part of the time's curve is not
         refused for the price beyond it.
         """
-        seconds = self._target_seconds(np.array([max(drafted - 1, 0.0), max(drafted, 1.0)]))
+        seconds = self._target_seconds(np.array([max(num_drafted - 1, 0.0), max(num_drafted, 1.0)]))
         return rate * float(seconds[1] - seconds[0])
 
     def _kept_cases(self, proposer: Ints, gate: Floats) -> npt.NDArray[np.bool_]:
@@ -308,10 +310,10 @@ class Chooser:
             call, per_row, per_pass, per_token, per_catchup = self._times[j].tolist()
             is_first, is_fallback = proposer == j, fallback == j
             rows = is_first | is_fallback
-            expected = float(is_first.sum() + p_missed[is_fallback].sum())
-            needed = 1.0 if is_first.any() else 1 - float((1 - p_missed[is_fallback]).prod())
-            total += needed * (call + per_pass * int(self._lengths[rows, j].max()))
-            total += expected * (per_row + per_token * float(self._tokens[rows, j].mean()))
+            num_rows = float(is_first.sum() + p_missed[is_fallback].sum())
+            p_needed = 1.0 if is_first.any() else 1 - float((1 - p_missed[is_fallback]).prod())
+            total += p_needed * (call + per_pass * int(self._lengths[rows, j].max()))
+            total += num_rows * (per_row + per_token * float(self._tokens[rows, j].mean()))
             if per_catchup:
                 total += per_catchup * float(self._catchup[rows, j].sum())
         return total

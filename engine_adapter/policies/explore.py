@@ -124,11 +124,11 @@ class Explorer:
             if not count:
                 continue
             # One after the other, so that every row has its turn.
-            turned = (
+            candidates = (
                 rows[(self._turn + i) % len(rows)].request_id for i in range(min(count, len(rows)))
             )
             request_ids = [
-                r for r in turned if r not in drafts or drafts[r].proposer != traits.name
+                r for r in candidates if r not in drafts or drafts[r].proposer != traits.name
             ]
             if request_ids:
                 planned[traits.name] = request_ids

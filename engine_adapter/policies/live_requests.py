@@ -39,11 +39,11 @@ class LiveRequests:
     def admit(self, request_id: str, request_class: RequestClass) -> int:
         """A request begins; returns its slot."""
         if not self._free:
-            size, more = self.size, max(16, self.size)
-            self._free = list(range(size + more - 1, size - 1, -1))
-            self.kinds = np.concatenate((self.kinds, np.zeros(more, np.intp)))
-            self._lengths = np.concatenate((self._lengths, np.zeros(more, np.intp)))
-            self._read_upto = _grown(self._read_upto, size + more, self._read_upto.shape[1])
+            size, num_new = self.size, max(16, self.size)
+            self._free = list(range(size + num_new - 1, size - 1, -1))
+            self.kinds = np.concatenate((self.kinds, np.zeros(num_new, np.intp)))
+            self._lengths = np.concatenate((self._lengths, np.zeros(num_new, np.intp)))
+            self._read_upto = _grown(self._read_upto, size + num_new, self._read_upto.shape[1])
         slot = self._slots[request_id] = self._free.pop()
         self.kinds[slot] = request_class
         self._read_upto[slot] = 0

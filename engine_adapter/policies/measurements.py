@@ -180,14 +180,14 @@ class Measurements:
 
     # -- observing a step --------------------------------------------------------------------
 
-    def observe_drafts(self, seen: Iterable[DraftOutcome]) -> None:
+    def observe_drafts(self, outcomes: Iterable[DraftOutcome]) -> None:
         """Takes the drafts whose outcome this step decided.
 
         Those of ended requests and unloaded proposers are ignored, and those of lookups that were
         asked for less than they can draft: their length says nothing.
         """
         index, slot_of, drafts = self._index.get, self.requests.slot, []
-        for request_id, name, requested_k, length, verified, accepted in seen:
+        for request_id, name, requested_k, length, verified, accepted in outcomes:
             slot, proposer = slot_of(request_id), index(name)
             traits = None if proposer is None else self._traits[proposer]
             if slot is None or proposer is None or traits is None:

@@ -50,6 +50,6 @@ def check_number(name: str, value: Any, low: float, high: float, like: Any = 1) 
     is_integer = type(like) is int
     kinds = (int,) if is_integer else (int, float)
     if type(value) not in kinds or not low <= value <= high:
-        what = "an integer" if is_integer else "a number"
+        kind_name = "an integer" if is_integer else "a number"
         value_text = repr(value)[:80]
-        raise PolicyError(name, f"must be {what} in [{low}, {high}], got {value_text}")
+        raise PolicyError(name, f"must be {kind_name} in [{low}, {high}], got {value_text}")

@@ -279,9 +279,9 @@ class Planner:
         plain_s = self.measurements.step_time.plain_seconds(outcome.rows, outcome.context)
         drafting_s = sum(draft_time.seconds for _, draft_time in outcome.work)
         seconds = outcome.seconds + drafting_s
-        usual = min(outcome.seconds, OUTLIER * predicted_s) + drafting_s
+        capped_s = min(outcome.seconds, OUTLIER * predicted_s) + drafting_s
         result = StepResult(
-            outcome.emitted, outcome.rows, seconds, usual / plain_s, outcome.verified
+            outcome.emitted, outcome.rows, seconds, capped_s / plain_s, outcome.verified
         )
         for policy in planning:
             policy.observe(result)

@@ -95,16 +95,16 @@ class NonNegativeFit:
         that the constant has most of it: a small ridge makes slopes dearer than the constant.
         """
         weights = self.weights / self._scale
-        seen = np.flatnonzero(self._gram.diagonal() > 1e-12)
-        weights[seen] = 0.0
-        while len(seen):
-            gram = self._gram[np.ix_(seen, seen)]
-            gram = gram + np.diag(np.where(seen == 0, 1e-6, RIDGE) * self._gram[0, 0])
-            solved = np.linalg.solve(gram, self._moment[seen])
-            if (solved >= 0).all():
-                weights[seen] = solved
+        features = np.flatnonzero(self._gram.diagonal() > 1e-12)
+        weights[features] = 0.0
+        while len(features):
+            gram = self._gram[np.ix_(features, features)]
+            gram = gram + np.diag(np.where(features == 0, 1e-6, RIDGE) * self._gram[0, 0])
+            solution = np.linalg.solve(gram, self._moment[features])
+            if (solution >= 0).all():
+                weights[features] = solution
                 break
-            seen = seen[solved >= 0]
+            features = features[solution >= 0]
         self.weights = weights * self._scale
 
     def export(self) -> list[Any]:

@@ -118,8 +118,10 @@ class DraftBatch:
     @property
     def is_done(self) -> bool:
         """Whether no row drafts further, so that the rest of the draws can be left out."""
-        opened = None if self.sampling is None else self.sampling.is_open(np.arange(len(self.rows)))
-        return opened is not None and not opened.any()
+        open_rows = (
+            None if self.sampling is None else self.sampling.is_open(np.arange(len(self.rows)))
+        )
+        return open_rows is not None and not open_rows.any()
 
     def truncate(
         self, tokens: Sequence[Sequence[int]], probabilities: Sequence[Any] | None = None

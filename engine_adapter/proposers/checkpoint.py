@@ -289,8 +289,8 @@ def _tensors(path: Path, names: Sequence[str]) -> "dict[str, torch.Tensor]":
 def _unpickled(path: Path) -> "dict[str, torch.Tensor]":
     import torch
 
-    mapped = zipfile.is_zipfile(path)
-    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    can_map = zipfile.is_zipfile(path)
+    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in tensors.items()
     ):

@@ -29,7 +29,7 @@ _WITHIN = "dflash_config"
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     checkpoint = open_block_head(spec, ARCHITECTURE, target)
-    combined = check_inputs(checkpoint, target, _WITHIN)
+    num_combined = check_inputs(checkpoint, target, _WITHIN)
     within, remedy = checkpoint.config.get(_WITHIN) or {}, "false: a mask gives the first draft"
     if within.get("use_swa"):
         raise checkpoint.field_error(_WITHIN, _FULL)
@@ -42,7 +42,7 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
         checkpoint.integer("block_size", at_least=2)
         limit = f"the block size of {block} without the token before the drafts"
         checkpoint.check_k(spec.num_speculative_tokens, block - 1, limit)
-    checkpoint.check_tensors(tensors(checkpoint, target, combined))
+    checkpoint.check_tensors(tensors(checkpoint, target, num_combined))
 
 
 def open_block_head(spec: ProposerSpec, architecture: str, target: TargetSizes) -> Checkpoint:
@@ -122,15 +122,15 @@ def _check_full_attention(checkpoint: Checkpoint) -> None:
         raise checkpoint.field_error(uses, f"must be false without layer_types: the head {_FULL}")
 
 
-def tensors(checkpoint: Checkpoint, target: TargetSizes, combined: int) -> dict[str, Shape]:
+def tensors(checkpoint: Checkpoint, target: TargetSizes, num_combined: int) -> dict[str, Shape]:
     """The tensors of a head whose layers are Qwen3's, name -> shape.
 
     Args:
-        combined: how many layers of the target it combines.
+        num_combined: how many layers of the target it combines.
     """
     hidden, vocabulary = target.hidden_size, target.vocab_size
     needed: dict[str, Shape] = {
-        "fc.weight": (hidden, combined * hidden),
+        "fc.weight": (hidden, num_combined * hidden),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
     }

@@ -37,7 +37,7 @@ def from_newest(config: Mapping[str, Any]) -> bool:
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     checkpoint = dflash.open_block_head(spec, ARCHITECTURE, target)
     config = checkpoint.config
-    combined = dflash.check_inputs(checkpoint, target)
+    num_combined = dflash.check_inputs(checkpoint, target)
     if type(config.get(dflash.FROM_NEWEST, True)) is not bool:
         raise checkpoint.field_error(dflash.FROM_NEWEST, "must be true or false")
     if config.get(_OTHERS):
@@ -51,7 +51,7 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
         max_k = block if from_newest(config) else block - 1
         limit = f"the drafts in a block of {block}"
         checkpoint.check_k(spec.num_speculative_tokens, max_k, limit)
-    needed = dflash.tensors(checkpoint, target, combined)
+    needed = dflash.tensors(checkpoint, target, num_combined)
     checkpoint.check_tensors(needed | _heads(checkpoint, target))
 
 

@@ -46,9 +46,9 @@ def aux_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     Args:
         config: the fields of the head's `config.json`.
     """
-    named = config.get(AUX_LAYERS) or (config.get("eagle_config") or {}).get(AUX_LAYERS)
+    layers = config.get(AUX_LAYERS) or (config.get("eagle_config") or {}).get(AUX_LAYERS)
     counted = (config.get("dflash_config") or config).get("target_layer_ids")
-    return tuple(sorted(set(named or [i + 1 for i in counted or ()])))
+    return tuple(sorted(set(layers or [i + 1 for i in counted or ()])))
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:

@@ -144,9 +144,9 @@ def _has_members(fields: Mapping[str, Any]) -> bool:
 
 def _largest_k(members: Any, candidates: Sequence[ProposerSpec]) -> int:
     """The largest k of the members; 1 without valid members, which `validate` refuses later."""
-    named = members if isinstance(members, list) else []
+    names = members if isinstance(members, list) else []
     return max(
-        (spec.num_speculative_tokens for spec in candidates if spec.name in named), default=1
+        (spec.num_speculative_tokens for spec in candidates if spec.name in names), default=1
     )
 
 

@@ -55,8 +55,8 @@ def continuations(
     # Where an earlier occurrence of a row's last n tokens ends, row after row; fewer as n grows.
     row, end = np.divmod(np.flatnonzero(equal), places)
     end += compared - 1
-    earlier = end < lengths[row] - 1
-    row, end = row[earlier], end[earlier]
+    is_earlier = end < lengths[row] - 1
+    row, end = row[is_earlier], end[is_earlier]
     for n in range(compared, max_n + 1):
         if n > compared:
             row, end = row[end >= n - 1], end[end >= n - 1]

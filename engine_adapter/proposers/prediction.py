@@ -65,14 +65,14 @@ class _Cursor:
 
     def advance(self, generated: Tokens, predicted: Tokens, min_n: int, max_n: int) -> None:
         """Compares the tokens that were generated since the last call."""
-        fresh = generated[self.num_read :]
+        new_tokens = generated[self.num_read :]
         self.num_read = len(generated)
         if self.follows:
-            expected = predicted[self.position : self.position + len(fresh)]
-            equal = fresh[: len(expected)] == expected
-            agreed = len(equal) if equal.all() else int(equal.argmin())
-            self.position += agreed
-            self.follows = agreed == len(fresh)
+            predicted_tokens = predicted[self.position : self.position + len(new_tokens)]
+            equal = new_tokens[: len(predicted_tokens)] == predicted_tokens
+            num_equal = len(equal) if equal.all() else int(equal.argmin())
+            self.position += num_equal
+            self.follows = num_equal == len(new_tokens)
         if not self.follows:
             position = position_after(generated, predicted, self.position, min_n, max_n)
             if position is not None:

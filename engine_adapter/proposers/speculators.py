@@ -97,8 +97,8 @@ def usual_fields(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
     if not isinstance(layer, dict):
         raise checkpoint.field_error(LAYER, "must be an object")
     beside = (*_OF_HEAD, *_OF_EITHER, CONFIG, KIND, LAYER)
-    of_layer = {name: value for name, value in layer.items() if name not in _OF_HEAD}
-    return of_layer | {name: fields[name] for name in beside if fields.get(name) is not None}
+    layer_fields = {name: value for name, value in layer.items() if name not in _OF_HEAD}
+    return layer_fields | {name: fields[name] for name in beside if fields.get(name) is not None}
 
 
 def _verifier(config: Mapping[str, Any]) -> str | None:

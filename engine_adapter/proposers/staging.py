@@ -88,8 +88,8 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     first_part = parts[0]
     base, end = first_part.untyped_storage().data_ptr(), first_part.storage_offset()
     for part in parts:
-        here = part.untyped_storage().data_ptr(), part.storage_offset()
-        if here != (base, end) or not part.is_contiguous():
+        place = part.untyped_storage().data_ptr(), part.storage_offset()
+        if place != (base, end) or not part.is_contiguous():
             return torch.cat(list(parts))
         end += part.numel()
     rows = sum(len(part) for part in parts)

@@ -89,14 +89,14 @@ def map_vocabularies(target: Any, draft: Any, target_size: int, draft_size: int)
     Raises:
         OptionError: too few tokens map, or a tokenizer has no file `tokenizer.json`.
     """
-    of_target, of_draft = _texts(target, target_size), _texts(draft, draft_size)
-    by_text = _first_by_text(of_draft)
+    target_texts, draft_texts = _texts(target, target_size), _texts(draft, draft_size)
+    by_text = _first_by_text(draft_texts)
     inputs = np.full(target_size, _unknown(draft, draft_size), np.int64)
     outputs = np.full(target_size, NO_TOKEN, np.int64)
-    for token, text in of_target.items():
+    for token, text in target_texts.items():
         if (draft_token := _longest_end(text, by_text)) is not None:
             inputs[token] = draft_token
-    for text, token in _first_by_text(of_target).items():
+    for text, token in _first_by_text(target_texts).items():
         outputs[token] = by_text.get(text, NO_TOKEN)
     for role in ("bos_token_id", "eos_token_id"):
         token, draft_token = getattr(target, role), getattr(draft, role)
@@ -105,17 +105,17 @@ def map_vocabularies(target: Any, draft: Any, target_size: int, draft_size: int)
             if role == "eos_token_id":
                 outputs[token] = draft_token
     counts = _num_tokens(target, target_size), _num_tokens(draft, draft_size)
-    mapped = VocabularyMap(inputs, outputs, *counts)
-    _check(mapped)
-    return mapped
+    vocabulary_map = VocabularyMap(inputs, outputs, *counts)
+    _check(vocabulary_map)
+    return vocabulary_map
 
 
-def _check(mapped: VocabularyMap) -> None:
-    smaller = min(mapped.num_target, mapped.num_draft)
-    if mapped.num_mapped < max(1, LEAST_SHARE * smaller):
+def _check(mapping: VocabularyMap) -> None:
+    smaller = min(mapping.num_target, mapping.num_draft)
+    if mapping.num_mapped < max(1, LEAST_SHARE * smaller):
         raise OptionError(
             HETEROGENEOUS_VOCAB,
-            f"cannot help: only {mapped}; at least {LEAST_SHARE:.0%} of the smaller one must",
+            f"cannot help: only {mapping}; at least {LEAST_SHARE:.0%} of the smaller one must",
         )
 
 

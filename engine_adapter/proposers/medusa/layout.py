@@ -62,9 +62,9 @@ def read_layout(checkpoint: Checkpoint, target: TargetSizes) -> Layout:
         return names.block.format(layer=layer, head=head, part=part)
 
     # Some published configurations state fewer heads than the file has.
-    present = next(head for head in count() if block(0, head, "weight") not in shapes)
+    num_present = next(head for head in count() if block(0, head, "weight") not in shapes)
     stated = checkpoint.integer("medusa_num_heads", "num_heads", at_most=MAX_PARTS)
-    heads = range(max(present, stated))
+    heads = range(max(num_present, stated))
     has_bias = checkpoint.flag("medusa_fc_bias") or block(0, 0, "bias") in shapes
     weights = [[block(layer, head, "weight") for head in heads] for layer in range(num_layers)]
     biases = [[block(layer, head, "bias") for head in heads] for layer in range(num_layers)]

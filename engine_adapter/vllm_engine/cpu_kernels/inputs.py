@@ -48,10 +48,10 @@ def prepare_prefill_inputs(
         start, end = query_start_loc[row], query_start_loc[row + 1]
         for i in range(end - start):
             input_ids[start + i] = all_token_ids[request, computed + i]
-        following = computed + end - start
+        next_position = computed + end - start
         for i in range(num_lookahead):
-            inside = following + i < prefill
-            token = all_token_ids[request, following + i] if inside else 0
+            inside = next_position + i < prefill
+            token = all_token_ids[request, next_position + i] if inside else 0
             next_prefill_tokens[i, request] = token
 
 
@@ -249,10 +249,10 @@ def prompt_logprobs_token_ids(
     last_position = np.int64(all_token_ids.shape[1] - 1)
     for row in range(len(idx_mapping)):
         request = idx_mapping[row]
-        start, following = query_start_loc[row], num_computed_tokens[request] + 1
+        start, next_position = query_start_loc[row], num_computed_tokens[request] + 1
         for i in range(query_start_loc[row + 1] - start):
             # Behind the longest sequence there is none; nothing reads that row's last result.
-            token = all_token_ids[request, min(np.int64(following + i), last_position)]
+            token = all_token_ids[request, min(np.int64(next_position + i), last_position)]
             prompt_logprobs_token_ids[start + i] = token
 
 

@@ -85,8 +85,8 @@ def penalties(
         if repetition == _ONE and frequency == _ZERO and presence == _ZERO:
             continue
         first_row = row - expanded_local_pos[row]
-        for earlier in range(first_row + 1, row + 1):
-            drafted[token_ids[earlier]] += 1
+        for earlier_row in range(first_row + 1, row + 1):
+            drafted[token_ids[earlier_row]] += 1
         inverse = _ONE / repetition
         for token in range(vocab_size):
             count = output_bin_counts[request, token] + drafted[token]
@@ -99,8 +99,8 @@ def penalties(
             if count > 0:
                 logit -= presence
             logits[row, token] = logit
-        for earlier in range(first_row + 1, row + 1):
-            drafted[token_ids[earlier]] = 0
+        for earlier_row in range(first_row + 1, row + 1):
+            drafted[token_ids[earlier_row]] = 0
 
 
 @compiled

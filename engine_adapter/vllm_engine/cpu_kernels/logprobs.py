@@ -28,8 +28,8 @@ def topk_log_softmax(
         topk: their number.
         vocab_size: the width of the logits.
     """
-    wide = logits.float()
-    output.copy_(wide.gather(1, topk_ids) - wide.logsumexp(1, keepdim=True))
+    logits_f32 = logits.float()
+    output.copy_(logits_f32.gather(1, topk_ids) - logits_f32.logsumexp(1, keepdim=True))
 
 
 def ranks(
@@ -74,7 +74,7 @@ def fill_logprob_token_ids(
     for row in range(len(out_token_ids)):
         request = expanded_idx_mapping[row]
         out_token_ids[row, 0], out_valid_mask[row, 0] = sampled_token_ids[row], True
-        named = num_per_req_token_ids[request]
-        for i in range(named if named > 0 else NUM_TOPK):
-            token = per_req_token_ids[request, i] if named > 0 else topk_indices[row, i]
+        num_token_ids = num_per_req_token_ids[request]
+        for i in range(num_token_ids if num_token_ids > 0 else NUM_TOPK):
+            token = per_req_token_ids[request, i] if num_token_ids > 0 else topk_indices[row, i]
             out_token_ids[row, 1 + i], out_valid_mask[row, 1 + i] = token, True

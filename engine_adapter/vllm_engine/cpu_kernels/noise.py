@@ -173,12 +173,12 @@ def noised_argmax(
         divide: whether the logits are to be divided by the temperature.
         steps: int, one or [L], is mixed into the seeds.
     """
-    mixed = positions.new_zeros(len(logits))
+    shifted_steps = positions.new_zeros(len(logits))
     if steps is not None:
-        mixed.copy_(steps).bitwise_left_shift_(32)
+        shifted_steps.copy_(steps).bitwise_left_shift_(32)
     noised = _noised_argmax_64 if wide else _noised_argmax
     noised(
-        *(local_argmax, local_max, logits.float(), requests, seeds, mixed, positions),
+        *(local_argmax, local_max, logits.float(), requests, seeds, shifted_steps, positions),
         *(temperatures, block_size, salt, divide),
     )
 

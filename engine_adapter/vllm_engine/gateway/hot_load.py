@@ -100,13 +100,13 @@ def _is_ready(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
     """Whether every rank is ready. When all have ended, raises the first failure."""
     if any(state == LoadState.READING for state, _ in states):
         return False
-    for state, why in states:
+    for state, reason in states:
         if state == LoadState.REFUSED:
-            raise _unusable(spec, why)
+            raise _unusable(spec, reason)
         if state == LoadState.NO_ROOM:
-            raise ProposerRefused("no_room", f"{spec.name!r} {why}.")
+            raise ProposerRefused("no_room", f"{spec.name!r} {reason}.")
         if state == LoadState.FAILED:
-            raise EngineError(f"{spec.name!r} was not loaded: {why}")
+            raise EngineError(f"{spec.name!r} was not loaded: {reason}")
     return True
 
 
@@ -117,8 +117,8 @@ async def smoke_test_proposers(process: Process, specs: Sequence[ProposerSpec]) 
         EngineConfigError: a proposer cannot draft; the message has all of them.
     """
     faults: dict[str, str] = {}
-    for of_rank in await process.collective_rpc("specgate_smoke_test"):
-        faults = {**of_rank, **faults}
+    for rank_faults in await process.collective_rpc("specgate_smoke_test"):
+        faults = {**rank_faults, **faults}
     messages = [f"{s.name}: {cannot_draft(s, faults[s.name])}" for s in specs if s.name in faults]
     if messages:
         raise EngineConfigError("proposer", "; ".join(messages))
@@ -130,5 +130,5 @@ def cannot_draft(spec: ProposerSpec, reason: str) -> str:
     return f"{subject} cannot draft for this target: {reason}"
 
 
-def _unusable(spec: ProposerSpec, why: str, field: str = "model") -> EngineConfigError:
-    return EngineConfigError("proposer", f"{spec.name}: {why}", field)
+def _unusable(spec: ProposerSpec, reason: str, field: str = "model") -> EngineConfigError:
+    return EngineConfigError("proposer", f"{spec.name}: {reason}", field)

@@ -165,9 +165,11 @@ def _body(request: ParsingRequest) -> Any:
     """
     tools = [_without_strict(tool) for tool in request.tools]
     call = {"id": "", "type": "function", "function": {"name": "", "arguments": "{}"}}
-    earlier = {"role": "assistant", "tool_calls": [call] * request.num_earlier_calls}
+    earlier_message = {"role": "assistant", "tool_calls": [call] * request.num_earlier_calls}
     return compat.ChatCompletionRequest(
-        messages=[earlier if request.num_earlier_calls else {"role": "user", "content": ""}],
+        messages=[
+            earlier_message if request.num_earlier_calls else {"role": "user", "content": ""}
+        ],
         tools=tools or None,
         tool_choice="auto" if tools else "none",
     )

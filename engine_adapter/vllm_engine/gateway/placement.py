@@ -23,8 +23,8 @@ def device_ids(config: EngineConfig) -> list[Any]:
     Raises:
         EngineConfigError: there are fewer than all engines need.
     """
-    of_each = int(config.arguments.get("tensor_parallel_size") or 1)
-    needed = of_each * config.data_parallel_size
+    gpus_per_engine = int(config.arguments.get("tensor_parallel_size") or 1)
+    needed = gpus_per_engine * config.data_parallel_size
     ids = list(config.arguments.get("device_ids") or range(compat.current_platform.device_count()))
     if len(ids) < needed:
         raise EngineConfigError(
@@ -32,8 +32,8 @@ def device_ids(config: EngineConfig) -> list[Any]:
             f"{config.data_parallel_size} engines need {needed} GPUs ({_SIZE} times "
             f"tensor_parallel_size), and there are {len(ids)}",
         )
-    first_id = config.data_parallel_index * of_each
-    return ids[first_id : first_id + of_each]
+    first_id = config.data_parallel_index * gpus_per_engine
+    return ids[first_id : first_id + gpus_per_engine]
 
 
 def cores(config: EngineConfig) -> frozenset[int] | None:
@@ -79,9 +79,11 @@ def dealt(cpus: list[Any], size: int) -> list[frozenset[int]]:
     def core(cpu: Any) -> tuple[int, int]:
         return cpu.numa_node, cpu.physical_core
 
-    of_cores = [{cpu.id for cpu in group} for _, group in groupby(sorted(cpus, key=core), core)]
-    ends = [len(of_cores) * i // size for i in range(size + 1)]
-    return [frozenset[int]().union(*of_cores[begin:end]) for begin, end in pairwise(ends)]
+    threads_by_core = [
+        {cpu.id for cpu in group} for _, group in groupby(sorted(cpus, key=core), core)
+    ]
+    ends = [len(threads_by_core) * i // size for i in range(size + 1)]
+    return [frozenset[int]().union(*threads_by_core[begin:end]) for begin, end in pairwise(ends)]
 
 
 @contextmanager

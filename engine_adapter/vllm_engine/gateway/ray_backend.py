@@ -60,5 +60,5 @@ async def tree_of(
     if not uses_ray(config.arguments):
         return ProcessTree(pid)
     workers = await collective_rpc("specgate_process")
-    here = [worker for host, worker in workers if host == socket.gethostname()]
-    return ProcessTree(pid, *here, complete=len(here) == len(workers))
+    local_workers = [worker for host, worker in workers if host == socket.gethostname()]
+    return ProcessTree(pid, *local_workers, complete=len(local_workers) == len(workers))

@@ -180,18 +180,18 @@ class Supervisor(Generic[C]):
         self._outage = self._outage_from_now(reason)
         policy = self._policy
         if self._outage.until is None:
-            then = (
+            consequence = (
                 f"given up: it was replaced {len(self._attempts)} times within "
                 f"{policy.window_s:g} s, and --engine-restart-limit is {policy.limit}; find the "
                 "cause in the lines above, then restart the server"
             )
         else:
-            then = (
+            consequence = (
                 f"replaced in {self._delay_s():g} s, "
                 f"attempt {len(self._attempts) + 1} of {policy.limit} within {policy.window_s:g} s"
             )
         cause = f"the engine process {reason}" if error is None else error
-        log.error(event, cause=cause, then=then, exc_info=unexpected)
+        log.error(event, cause=cause, then=consequence, exc_info=unexpected)
 
     def _outage_from_now(self, reason: str) -> _Outage:
         """An outage whose next attempt is planned from now."""

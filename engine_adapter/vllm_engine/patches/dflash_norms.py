@@ -20,7 +20,9 @@ def patch_context_norms(model: Any) -> None:
 
 def normalized_by_layer(model: Any, keys: torch.Tensor) -> torch.Tensor:
     """RMS-normalized keys [L, T, heads, head size], each layer with its own weights."""
-    wide = keys.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + model._rms_norm_eps)
-    normalized: torch.Tensor = (wide * scale).to(keys.dtype) * model._k_norm_weights[:, None, None]
+    keys_f32 = keys.float()
+    scale = torch.rsqrt(keys_f32.square().mean(-1, keepdim=True) + model._rms_norm_eps)
+    normalized: torch.Tensor = (keys_f32 * scale).to(keys.dtype) * model._k_norm_weights[
+        :, None, None
+    ]
     return normalized

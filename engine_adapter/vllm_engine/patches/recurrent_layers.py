@@ -195,7 +195,7 @@ def verify_gated_delta(
     slots = metadata.spec_state_indices_tensor[:rows].to(torch.int32).contiguous()
     accepted = metadata.num_accepted_tokens[:rows].to(torch.int32).contiguous()
     starts = metadata.spec_query_start_loc[: rows + 1].to(torch.int32).contiguous()
-    mixed = update_convolution(
+    convolved = update_convolution(
         mixed_qkv,
         conv_state,
         compat.gdn_attention._unpacked_conv_weight(layer),
@@ -205,7 +205,7 @@ def verify_gated_delta(
         num_accepted_tokens=accepted,
         query_start_loc=starts,
     )
-    query, key, value = (part.squeeze(0) for part in layer.rearrange_mixed_qkv(mixed))
+    query, key, value = (part.squeeze(0) for part in layer.rearrange_mixed_qkv(convolved))
     out: torch.Tensor = compat.custom_ops.fused_sigmoid_gating_delta_rule_update_spec_cpu(
         A_log=layer.A_log,
         dt_bias=layer.dt_bias,

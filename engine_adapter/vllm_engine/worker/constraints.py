@@ -89,12 +89,14 @@ class RowConstraint:
             self._follow(tokens)
 
     def _follow(self, tokens: npt.NDArray[np.int32]) -> None:
-        fresh: list[int] = tokens[self._num_committed :].tolist()
+        new_tokens: list[int] = tokens[self._num_committed :].tolist()
         drafted = self._read_tokens[self._num_committed :]
-        pairs = enumerate(zip(drafted, fresh, strict=False))
-        num_matching = next((i for i, (a, b) in pairs if a != b), min(len(drafted), len(fresh)))
+        pairs = enumerate(zip(drafted, new_tokens, strict=False))
+        num_matching = next(
+            (i for i, (a, b) in pairs if a != b), min(len(drafted), len(new_tokens))
+        )
         self._take_back(len(drafted) - num_matching)
-        self._fits = self._consume(fresh[num_matching:])
+        self._fits = self._consume(new_tokens[num_matching:])
         self._draft_fits = True
         self._num_committed = len(tokens)
 

@@ -55,9 +55,9 @@ def free_bytes(device: torch.device, step_bytes: int) -> int:
     """
     if device.type == "cpu":
         return _free_on_host()
-    seen = compat.MemorySnapshot(device=device)
-    idle = seen.torch_memory - seen.torch_allocated
-    free: int = seen.free_memory - max(step_bytes - idle, 0)
+    snapshot = compat.MemorySnapshot(device=device)
+    idle = snapshot.torch_memory - snapshot.torch_allocated
+    free: int = snapshot.free_memory - max(step_bytes - idle, 0)
     return free
 
 

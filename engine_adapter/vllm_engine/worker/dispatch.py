@@ -109,10 +109,10 @@ class ProposerDispatch:
             head.drop_states()
         if not self.host.draft_models:
             return
-        fresh = self._fresh_blocks(scheduler_output)
+        new_blocks = self._fresh_blocks(scheduler_output)
         copies = scheduler_output.kv_cache_block_copies or []
         for model in self.host.draft_models.values():
-            model.blocks_changed(fresh, copies)
+            model.blocks_changed(new_blocks, copies)
             model.forget(without_blocks)
 
     def store_states(
@@ -275,9 +275,9 @@ class ProposerDispatch:
 
     def _contained(self, name: str, batch: DraftBatch) -> Drafts:
         """A proposer's drafts; none for all rows if it fails, or is quarantined."""
-        nothing = Drafts([[] for _ in batch.rows])
+        no_drafts = Drafts([[] for _ in batch.rows])
         if name in self._quarantined or not len(batch.rows):
-            return nothing
+            return no_drafts
         try:
             # A shadow's distributions must not replace those of the row's own drafts.
             batch = self.sampled_drafts.with_sampler(name, batch, greedy=self._in_shadow)
@@ -289,7 +289,7 @@ class ProposerDispatch:
             raise
         except Exception as error:
             self._record_fault(name, error, self._report)
-            return nothing
+            return no_drafts
         if not self._in_shadow:
             self.sampled_drafts.store(name, batch, drafts)
         return drafts

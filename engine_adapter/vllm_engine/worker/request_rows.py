@@ -57,10 +57,10 @@ class RowTables:
 
     def append(self, row: int, blocks: Sequence[Sequence[int]]) -> None:
         """Takes the blocks, by group, that vLLM has just appended to a row."""
-        for gid, of_group in enumerate(blocks):
+        for gid, group_blocks in enumerate(blocks):
             stop = int(self._lengths[gid, row])  # type: ignore[index]
             mirror = self.block_tables[gid].get_numpy_array()
-            mirror[row, stop - len(of_group) : stop] = of_group
+            mirror[row, stop - len(group_blocks) : stop] = group_blocks
 
 
 class RequestRows:

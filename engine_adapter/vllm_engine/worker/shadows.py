@@ -78,10 +78,10 @@ class ShadowDrafts:
                 continue
             drafted = np.array([*draft.tokens[: end - draft.start]], np.int32)
             equal = token_ids[row, draft.start : end] == drafted
-            agreed = len(equal) if equal.all() else int(equal.argmin())
-            if agreed < len(equal) or agreed == len(draft.tokens):
+            num_equal = len(equal) if equal.all() else int(equal.argmin())
+            if num_equal < len(equal) or num_equal == len(draft.tokens):
                 length = len(draft.tokens)
-                outcomes.append(DraftOutcome(*key, draft.requested_k, length, length, agreed))
+                outcomes.append(DraftOutcome(*key, draft.requested_k, length, length, num_equal))
                 del self._waiting[key]
         return outcomes
 

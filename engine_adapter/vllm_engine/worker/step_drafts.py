@@ -103,12 +103,14 @@ class StepDrafts:
             sample_hidden=step.hidden[batch.logits_indices],
         )
         drafts, self.report = runner.drafter.propose(plan, target)
-        of_rows = [drafts[row] for row in rows.tolist()]
+        row_drafts = [drafts[row] for row in rows.tolist()]
         self.drafts = {
-            id_: of_row for id_, of_row in zip(batch.req_ids, of_rows, strict=True) if of_row
+            id_: drafts_of_row
+            for id_, drafts_of_row in zip(batch.req_ids, row_drafts, strict=True)
+            if drafts_of_row
         }
-        there = drafts_on_device(of_rows, self._capacity, runner.device)
-        return share_drafts(there) if self._has_ranks else there
+        on_device = drafts_on_device(row_drafts, self._capacity, runner.device)
+        return share_drafts(on_device) if self._has_ranks else on_device
 
     def _no_drafts(self, count: int) -> torch.Tensor:
         """Those of `count` rows, int64 [count, capacity]."""
@@ -142,8 +144,8 @@ class LateStepDrafts(StepDrafts):
             scheduler_output.preempted_req_ids or set()
         )
         ended_ids |= {request.req_id for request in scheduler_output.scheduled_new_reqs}
-        for _, of_step in self._steps:
-            of_step |= ended_ids
+        for _, step_ended_ids in self._steps:
+            step_ended_ids |= ended_ids
         self.report, self.drafts = None, {}
         if not scheduler_output.total_num_scheduled_tokens:
             return scheduler_output  # vLLM runs nothing, and no report would reach the scheduler
@@ -209,27 +211,27 @@ class LateStepDrafts(StepDrafts):
 
 
 def drafts_on_device(
-    of_rows: Sequence[Sequence[int]], capacity: int, device: torch.device
+    row_drafts: Sequence[Sequence[int]], capacity: int, device: torch.device
 ) -> torch.Tensor:
     """The drafts of R rows as the target reads them, int64 [R, capacity], after one upload.
 
     After a row's drafts it has other valid tokens. Those of a model stay on the device.
     """
     from_table: defaultdict[DraftTable, list[tuple[int, int]]] = defaultdict(list)
-    lists = list(of_rows)
-    for row, drafts in enumerate(of_rows):
+    lists = list(row_drafts)
+    for row, drafts in enumerate(row_drafts):
         if type(drafts) is DraftRow:
             from_table[drafts.table].append((row, drafts.row))
             lists[row] = ()
     tokens = np.zeros((len(lists), capacity), np.int64)
     sizes = np.array([len(drafts) for drafts in lists])
     tokens[np.arange(capacity) < sizes[:, None]] = [*chain.from_iterable(lists)]
-    there, *pairs = to_device(device, tokens, *(np.array(pairs) for pairs in from_table.values()))
+    drafted, *pairs = to_device(device, tokens, *(np.array(pairs) for pairs in from_table.values()))
     for table, pair in zip(from_table, pairs, strict=True):
         target_rows, table_rows = pair.unbind(1)
         width = min(table.tokens.shape[1], capacity)
-        there[target_rows, :width] = table.tokens[table_rows, :width]
-    return there
+        drafted[target_rows, :width] = table.tokens[table_rows, :width]
+    return drafted
 
 
 def without_requests(plan: StepPlan, ended_ids: Set[str]) -> StepPlan:

@@ -88,16 +88,16 @@ class ConfidenceGate:
     def _index(self, rows: npt.NDArray[np.intp]) -> torch.Tensor:
         """Where N rows are in the tensors. Rows that begin those of the last call are known."""
         if not self._indexed or not np.array_equal(self._indexed[0][0][: len(rows)], rows):
-            (there,) = to_device(self.path.device, self.rows[rows])
-            self._indexed[:] = [(rows.copy(), there)]
+            (index,) = to_device(self.path.device, self.rows[rows])
+            self._indexed[:] = [(rows.copy(), index)]
         return self._indexed[0][1][: len(rows)]
 
     def is_open(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_] | None:
         """Which of N rows draft further, bool [N]; `None` if it is not readable."""
         if not self.is_readable:
             return None
-        opened: npt.NDArray[np.bool_] = self.path.numpy()[self.rows[rows]] >= self.threshold
-        return opened
+        is_open: npt.NDArray[np.bool_] = self.path.numpy()[self.rows[rows]] >= self.threshold
+        return is_open
 
     def cut(self, drafts: Drafts) -> Drafts:
         """The drafts of the R rows, each up to where the gate closed."""

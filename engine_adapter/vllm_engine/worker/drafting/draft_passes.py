@@ -90,12 +90,12 @@ class DraftPasses:
         """Which rows of the pass before stay, and the inputs of theirs; `None` without a row."""
         batch, sampling, rows = self._batch, self._batch.sampling, self._order[self.selection]
         self._depth += 1
-        opened = None if sampling is None else sampling.is_open(rows)
-        if opened is None:
+        open_rows = None if sampling is None else sampling.is_open(rows)
+        if open_rows is None:
             count, inputs = next(self._planned)
             self.selection = slice(count)
             return self.selection, inputs
-        staying = np.flatnonzero(opened & (batch.k[rows] > self._depth))
+        staying = np.flatnonzero(open_rows & (batch.k[rows] > self._depth))
         self.selection = np.arange(len(self._order))[self.selection][staying]
         if not len(staying):
             return staying, None

@@ -156,8 +156,8 @@ class RowSampler:
         if not self._copied or not np.array_equal(self._copied[0].rows[: len(rows)], rows):
             hot = self.temperature[rows] > 0
             temperature = np.where(hot, self.temperature[rows], np.float32(1))
-            staged = to_device(device, temperature, self.top_k[rows], self.top_p[rows], hot)
-            self._copied[:] = [_Parameters(rows.copy(), *staged)]
+            on_device = to_device(device, temperature, self.top_k[rows], self.top_p[rows], hot)
+            self._copied[:] = [_Parameters(rows.copy(), *on_device)]
         return self._copied[0].head(len(rows))
 
 

@@ -162,22 +162,22 @@ class ForwardInputBuilder:
         position = first_position + np.arange(len(counts))[:, None]
         lengths = (position + 1).astype(np.int32)
         begins = np.arange(len(rows) + 1, dtype=np.int32)
-        of_tables = [table.slots(rows, position) for table in self._tables.values()]
-        on_device, positions, begins_there, lengths_there, *of_groups = to_device(
-            self._device, rows, position, begins, lengths, *of_tables
+        table_slots = [table.slots(rows, position) for table in self._tables.values()]
+        on_device, positions, begins_there, lengths_there, *group_slots = to_device(
+            self._device, rows, position, begins, lengths, *table_slots
         )
         blocks = self._blocks(rows, on_device)
         starts = _CpuAndDevice(torch.from_numpy(begins), begins_there)
         furthest = np.maximum.accumulate(first_position).tolist()
-        parts = positions, torch.from_numpy(lengths), lengths_there, *of_groups
+        parts = positions, torch.from_numpy(lengths), lengths_there, *group_slots
         by_pass = zip(counts, *(part.unbind() for part in parts), strict=True)
-        for i, (count, *of_pass) in enumerate(by_pass):
+        for i, (count, *pass_tensors) in enumerate(by_pass):
             if count < len(rows):
                 rows, starts = rows[:count], starts.head(count + 1)
-                blocks = {gid: of_group[:count] for gid, of_group in blocks.items()}
+                blocks = {gid: group_blocks[:count] for gid, group_blocks in blocks.items()}
             if count < counts[0]:
-                of_pass = [tensor[:count] for tensor in of_pass]
-            pass_positions, length, length_there, *slots = of_pass
+                pass_tensors = [tensor[:count] for tensor in pass_tensors]
+            pass_positions, length, length_there, *slots = pass_tensors
             yield self._inputs(
                 rows,
                 position[i, :count],
@@ -220,9 +220,9 @@ class ForwardInputBuilder:
                 max_query_len=max_query_len,
                 max_seq_len=max_seq_len,
                 block_table_tensor=blocks[gid],
-                slot_mapping=of_group,
+                slot_mapping=group_slots,
                 causal=True,
             )
-            for gid, of_group in slots.items()
+            for gid, group_slots in slots.items()
         }
         return ForwardInputs(rows, position, positions, slots, metadata, tokens)

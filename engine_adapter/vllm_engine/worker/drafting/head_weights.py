@@ -55,9 +55,9 @@ class _Head(LoadedModel):
             # The layers of some models have an output layer of their own each.
             layers: Any = getattr(head, "layers", ())
             for layer in layers.values() if isinstance(layers, torch.nn.ModuleDict) else layers:
-                of_layer: Any = getattr(layer, "shared_head", None)
-                if hasattr(of_layer, "head"):
-                    of_layer.head = output
+                layer_head: Any = getattr(layer, "shared_head", None)
+                if hasattr(layer_head, "head"):
+                    layer_head.head = output
             shared.append(output)
         self._share_indices(inner)
         modules = self.model.named_modules(remove_duplicate=False)
@@ -70,14 +70,16 @@ class _Head(LoadedModel):
         if has_own is None:  # MTP layers
             return True
         weight = getattr(getattr(holder, name, None), "weight", None)
-        of_target = getattr(layer, "weight", None)
-        if not isinstance(weight, torch.Tensor) or not isinstance(of_target, torch.Tensor):
+        target_weight = getattr(layer, "weight", None)
+        if not isinstance(weight, torch.Tensor) or not isinstance(target_weight, torch.Tensor):
             return not has_own
         if not has_own:
             # An EAGLE head reads embeddings of its own width.
-            return name != "embed_tokens" or weight.shape[-1] == of_target.shape[-1]
+            return name != "embed_tokens" or weight.shape[-1] == target_weight.shape[-1]
         # Compared on the host: on the device it would take as much memory again.
-        return weight.shape == of_target.shape and torch.equal(weight.cpu(), of_target.cpu())
+        return weight.shape == target_weight.shape and torch.equal(
+            weight.cpu(), target_weight.cpu()
+        )
 
     def _share_indices(self, target: torch.nn.Module) -> None:
         """Gives layers of sparse attention the target's buffer of the tokens that they read."""
@@ -171,12 +173,12 @@ class LoadedBlockHead(_Head):
 
     def context_slots(self, slots: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The slots of some positions in each of its layers; `slots` are by KV cache group."""
-        of_layer = {
+        slots_by_layer = {
             name: slots[group.kv_cache_group_id]
             for group in self.draft_attn_groups
             for name in group.layer_names
         }
-        return [of_layer[name] for name in self.model.get_draft_kv_cache_layer_names()]
+        return [slots_by_layer[name] for name in self.model.get_draft_kv_cache_layer_names()]
 
 
 AnyHead = LoadedHead | LoadedBlockHead

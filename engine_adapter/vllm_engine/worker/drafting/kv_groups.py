@@ -43,17 +43,17 @@ class DraftKVGroups(Generic[Ledger]):
         self.ledgers = {gid: new_ledger(num_blocks, size) for gid, size in block_sizes.items()}
 
     def blocks_changed(
-        self, fresh: Sequence[Sequence[int]], copies: Sequence[tuple[int, int]]
+        self, new_blocks: Sequence[Sequence[int]], copies: Sequence[tuple[int, int]]
     ) -> None:
         """Follows the blocks of each group that were allocated, and the copies of blocks.
 
         Args:
-            fresh: for every group of the engine, the blocks that it allocated.
+            new_blocks: for every group of the engine, the blocks that it allocated.
             copies: pairs of (source, destination), of any group.
         """
         for gid, ledger in self.ledgers.items():
-            if fresh[gid]:
-                ledger.reset(fresh[gid])
+            if new_blocks[gid]:
+                ledger.reset(new_blocks[gid])
             if copies:
                 ledger.copy(copies)
 

@@ -50,11 +50,11 @@ class DraftKVLedger:
             int64 [R], in [0, lengths[i]]; `lengths[i]` if nothing is missing.
         """
         valid, required = self._valid[blocks], self._required(blocks.shape[1], lengths)
-        short = valid < required
-        block = short.argmax(axis=1)
+        is_short = valid < required
+        block = is_short.argmax(axis=1)
         rows = np.arange(len(blocks))
         missing = block * self.block_size + valid[rows, block]
-        return np.where(short[rows, block], missing, lengths)
+        return np.where(is_short[rows, block], missing, lengths)
 
     def mark_valid(self, blocks: Blocks, lengths: Lengths) -> None:
         """Marks each row's first `lengths` positions, all of which hold KV now.
@@ -71,8 +71,8 @@ class DraftKVLedger:
         """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""
         begins = np.arange(0, width * self.block_size, self.block_size)
         # np.clip takes twice as long on arrays this small.
-        reached = np.maximum(lengths[:, None] - begins, 0)
-        return np.minimum(reached, self.block_size, out=reached)
+        num_required = np.maximum(lengths[:, None] - begins, 0)
+        return np.minimum(num_required, self.block_size, out=num_required)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,16 @@ class MappedVocabulary:
     """The tensors of a `VocabularyMap`, of a target with V tokens and a draft model with D.
 
     Args:
-        mapped: the map.
+        vocabulary_map: the map.
         draft_size: D.
         device: where the draft model runs.
     """
 
-    def __init__(self, mapped: VocabularyMap, draft_size: int, device: torch.device) -> None:
-        self._inputs = torch.from_numpy(mapped.inputs).to(device)
-        outputs = torch.from_numpy(mapped.outputs)
+    def __init__(
+        self, vocabulary_map: VocabularyMap, draft_size: int, device: torch.device
+    ) -> None:
+        self._inputs = torch.from_numpy(vocabulary_map.inputs).to(device)
+        outputs = torch.from_numpy(vocabulary_map.outputs)
         # After the draft model's logits there is one column more, of -inf.
         self._columns = torch.where(outputs == NO_TOKEN, draft_size, outputs).to(device)
         self._draft_size = draft_size
@@ -73,5 +75,5 @@ def map_draft_vocabulary(
         load_tokenizer(draft.model, draft.revision, trust_remote_code=trust),
     )
     draft_size = draft.get_vocab_size()
-    mapped = map_vocabularies(*tokenizers, target.get_vocab_size(), draft_size)
-    return MappedVocabulary(mapped, draft_size, device)
+    vocabulary_map = map_vocabularies(*tokenizers, target.get_vocab_size(), draft_size)
+    return MappedVocabulary(vocabulary_map, draft_size, device)

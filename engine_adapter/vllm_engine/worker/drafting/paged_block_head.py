@@ -132,17 +132,17 @@ class PagedBlockHead(PagedHead):
             q = torch.empty(*shape, self._vocab_size, device=self._device)
         rows_by_depth = [np.flatnonzero(k > depth) for depth in range(shape[1])]
         places_of = [first_place[drafting] + depth for depth, drafting in enumerate(rows_by_depth)]
-        there = to_device(self._device, *rows_by_depth, *places_of)
+        on_device = to_device(self._device, *rows_by_depth, *places_of)
         for depth, drafting in enumerate(rows_by_depth):
-            index, places = there[depth], there[depth + shape[1]]
-            of_depth = logits[places]  # a copy
+            index, places = on_device[depth], on_device[depth + shape[1]]
+            depth_logits = logits[places]  # a copy
             if self._loaded.is_sequential:
                 previous = tokens[index, depth - 1] if depth else newest[index]
-                self._loaded.add_bias(of_depth, previous)
+                self._loaded.add_bias(depth_logits, previous)
             if sampling is None:
-                tokens[index, depth] = of_depth.argmax(dim=-1)
+                tokens[index, depth] = depth_logits.argmax(dim=-1)
                 continue
-            tokens[index, depth], q_of_depth = sampling.draw(of_depth, rows[drafting], depth)
+            tokens[index, depth], q_of_depth = sampling.draw(depth_logits, rows[drafting], depth)
             if q is not None:
                 q[index, depth] = q_of_depth
         drafted = DraftTable(tokens).rows()

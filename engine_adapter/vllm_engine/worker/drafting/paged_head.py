@@ -66,9 +66,9 @@ class PagedHead(PagedDraftModel):
         """See `PagedDraftModel.load`."""
         super().load(target)
         if self._loaded.reads_aux_layers:
-            named = aux_layers(vars(self._loaded.draft_model_config.hf_config))
+            layers = aux_layers(vars(self._loaded.draft_model_config.hf_config))
             # The target returns them in ascending order.
-            self.aux_layers = named or tuple(
+            self.aux_layers = layers or tuple(
                 sorted(set(target.get_eagle3_default_aux_hidden_state_layers()))
             )
 
@@ -183,12 +183,12 @@ class PagedHead(PagedDraftModel):
         drafts, waiting = DraftCollector(len(batch.rows)), np.arange(len(batch.rows))
         # A row may share blocks that another row has filled in this step: it comes after that one.
         while waiting.size:
-            row_blocks = {gid: of_group[waiting] for gid, of_group in blocks.items()}
+            row_blocks = {gid: group_blocks[waiting] for gid, group_blocks in blocks.items()}
             waits = self._needs_older_states(batch.select(waiting), row_blocks, stop[waiting])
             if waits.all():
                 break
             rows = waiting[~waits]
-            row_blocks = {gid: of_group[rows] for gid, of_group in blocks.items()}
+            row_blocks = {gid: group_blocks[rows] for gid, group_blocks in blocks.items()}
             drafts.set(rows, self._draft(batch.select(rows), row_blocks, stop[rows]))
             waiting = waiting[waits]
         return drafts.collect()
@@ -217,7 +217,7 @@ class PagedHead(PagedDraftModel):
         if waits.any():
             drafts = DraftCollector(len(batch.rows))
             for rows in np.flatnonzero(~waits), np.flatnonzero(waits):
-                row_blocks = {gid: of_group[rows] for gid, of_group in blocks.items()}
+                row_blocks = {gid: group_blocks[rows] for gid, group_blocks in blocks.items()}
                 drafts.set(rows, self._draft(batch.select(rows), row_blocks, stop[rows]))
             return drafts.collect()
         rewritten = self._rewrite_stale_ends(batch, blocks, stop, ends)
@@ -252,15 +252,15 @@ class PagedHead(PagedDraftModel):
         """Runs the block ends that hold valid KV with another row's token; returns how many."""
         ledgers = self._kv.ledgers
         stale = {gid: ledger.is_stale(ends[gid]) for gid, ledger in ledgers.items()}
-        if not any(of_group.any() for of_group in stale.values()):
+        if not any(is_stale.any() for is_stale in stale.values()):
             return 0
         missing = self._kv.first_missing(blocks, stop)
         # A pass writes the position in every group.
         positions = np.unique(
             np.concatenate(
                 [
-                    np.stack([ends[gid].row, ends[gid].position], axis=1)[of_group]
-                    for gid, of_group in stale.items()
+                    np.stack([ends[gid].row, ends[gid].position], axis=1)[is_stale]
+                    for gid, is_stale in stale.items()
                 ]
             ),
             axis=0,

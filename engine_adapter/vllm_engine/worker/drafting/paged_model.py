@@ -118,10 +118,10 @@ class PagedDraftModel:
     # -- following the blocks ----------------------------------------------------------------
 
     def blocks_changed(
-        self, fresh: Sequence[Sequence[int]], copies: Sequence[tuple[int, int]]
+        self, new_blocks: Sequence[Sequence[int]], copies: Sequence[tuple[int, int]]
     ) -> None:
         """Follows changed blocks: see `DraftKVGroups.blocks_changed`."""
-        self._kv.blocks_changed(fresh, copies)
+        self._kv.blocks_changed(new_blocks, copies)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops which draft KV was written for requests that ended or were preempted."""

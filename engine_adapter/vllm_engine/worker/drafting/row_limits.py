@@ -57,8 +57,8 @@ class RowLimits:
             self._mask(limited, rows)
         if not self._options.are_idle:
             limited, processors = self._options.apply(limited, rows, depth)
-        nothing = (limited == _IMPOSSIBLE).all(dim=1, keepdim=True)
-        return torch.where(nothing, logits.float(), limited), processors
+        has_no_token = (limited == _IMPOSSIBLE).all(dim=1, keepdim=True)
+        return torch.where(has_no_token, logits.float(), limited), processors
 
     def record(self, rows: npt.NDArray[np.intp], tokens: torch.Tensor) -> None:
         """Takes the drafts of N rows, int64 [N], on which the next ones depend."""

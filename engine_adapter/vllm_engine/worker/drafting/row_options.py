@@ -96,12 +96,12 @@ class RowOptions:
         lengths = self._num_tokens[rows] + depth
         index, last_position = to_device(logits.device, rows.astype(np.int64), lengths - 1)
         tokens = requests.new_zeros(len(rows), num_drafts + 1, dtype=torch.int32)
-        wide = logits
+        all_logits = logits
         if num_drafts:
             assert self._drafted is not None
             tokens[:, 1:] = self._drafted[index]
-            wide = logits.new_zeros(len(rows) * (num_drafts + 1), logits.shape[1])
-            wide[num_drafts :: num_drafts + 1] = logits
+            all_logits = logits.new_zeros(len(rows) * (num_drafts + 1), logits.shape[1])
+            all_logits[num_drafts :: num_drafts + 1] = logits
         place = torch.arange(num_drafts + 1, dtype=torch.int32, device=logits.device)
         context = compat.LogitsContext(
             expanded_idx_mapping=requests.repeat_interleave(num_drafts + 1),
@@ -113,8 +113,8 @@ class RowOptions:
             seq_lens_upper_bound_np=lengths,
         )
         for processor in self._processors:
-            wide = processor.apply(wide, context)
-        return wide[num_drafts :: num_drafts + 1]
+            all_logits = processor.apply(all_logits, context)
+        return all_logits[num_drafts :: num_drafts + 1]
 
 
 class _MinP:

@@ -86,11 +86,11 @@ class LoadedModel:
             ValueError: a layer keeps something else than the KV of each position.
         """
         layers = self.vllm_config.compilation_config.static_forward_context
-        of_others = set(layers)
+        other_layers = set(layers)
         with self.tp_scope():
             self.model = self._read_model()
             self._share_ends(target_model)
-        for name in sorted(set(layers) - of_others):
+        for name in sorted(set(layers) - other_layers):
             if not isinstance(layers[name], compat.AttentionLayerBase):
                 continue
             layers[name].is_draft_layer = True  # vLLM's mark, since 0.33

@@ -53,8 +53,8 @@ def drafted_bytes(num_rows: int, num_drafts: int, vocab_size: int, dtype: torch.
 
     The logits of the drafts, and the float32 copy of a part that options need.
     """
-    copied = min((num_rows + num_drafts) * vocab_size * torch.float32.itemsize, MAX_BYTES)
-    return num_drafts * vocab_size * dtype.itemsize + copied
+    copied_bytes = min((num_rows + num_drafts) * vocab_size * torch.float32.itemsize, MAX_BYTES)
+    return num_drafts * vocab_size * dtype.itemsize + copied_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class RuleSampler(compat.V2Sampler):
         """The output of the rows [begin, end)."""
         starts = batch.cu_num_logits_np
         start, stop = int(starts[begin]), int(starts[end])
-        drafts = {row - begin: of_row for row, of_row in self.drafts.items() if begin <= row < end}
+        drafts = {row - begin: draft for row, draft in self.drafts.items() if begin <= row < end}
         self.rule = (
             SpeculativeSampling(drafts, starts[begin:end] - start, logits.device)
             if drafts
