@@ -222,16 +222,12 @@ class Measurements:
                 them when the step was planned: a prompt that the target reads in the same step is
                 among them. A proposer that was loaded later has no entry.
         """
-        for name, draft_time in work:
+        for name, call in work:
             proposer = self._index.get(name)
             if proposer is not None and self._traits[proposer] is not None:
                 catchup = int(lag[proposer]) if proposer < len(lag) else 0
                 self.draft_times[proposer].add(
-                    draft_time.rows,
-                    draft_time.longest,
-                    draft_time.tokens,
-                    catchup,
-                    draft_time.seconds,
+                    call.rows, call.longest, call.tokens, catchup, call.seconds
                 )
 
     def observe_step(self, rows: int, tokens: int, context: float, seconds: float) -> float:

@@ -277,7 +277,7 @@ class Planner:
         self, outcome: StepOutcome, planning: Iterable[PlanningPolicy], predicted_s: float
     ) -> None:
         plain_s = self.measurements.step_time.plain_seconds(outcome.rows, outcome.context)
-        drafting_s = sum(draft_time.seconds for _, draft_time in outcome.work)
+        drafting_s = sum(call.seconds for _, call in outcome.work)
         seconds = outcome.seconds + drafting_s
         capped_s = min(outcome.seconds, OUTLIER * predicted_s) + drafting_s
         result = StepResult(

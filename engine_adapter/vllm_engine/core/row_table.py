@@ -277,10 +277,8 @@ class RowTable:
         if draft is None or draft.fallback is None or request_id not in self._rows:
             return
         self._miss(request_id, draft)
-        draft.proposer, draft.requested_k = (
-            draft.fallback.proposer,
-            draft.fallback.num_speculative_tokens,
-        )
+        draft.proposer = draft.fallback.proposer
+        draft.requested_k = draft.fallback.num_speculative_tokens
         draft.full_length = None
         drafts.notes.add_lag(self.planner.measurements.mark_read([(request_id, draft.fallback)]))
 
@@ -330,7 +328,7 @@ class RowTable:
         """Lets the planner learn from the step, and takes its reports."""
         step, tally = self._step, self._tally
         work = tally.drafting.work
-        drafting_s = sum(draft_time.seconds for _, draft_time in work)
+        drafting_s = sum(call.seconds for _, call in work)
         tally.policy = self.planner.observe(
             StepOutcome(
                 drafts=outcomes,

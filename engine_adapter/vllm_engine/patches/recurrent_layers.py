@@ -145,24 +145,13 @@ def update_states(
     begin = slots.gather(1, num_accepted_tokens.long()[:, None] - 1)[:, 0]
     for depth in range(int(lengths.max())):
         rows = torch.nonzero(lengths > depth)[:, 0]
-        positions, state_slots = starts[rows] + depth, slots[rows, depth]
+        i, state_slots = starts[rows] + depth, slots[rows, depth]
         state[state_slots] = state[begin[rows]]
         outputs = out.new_empty(len(rows), *out.shape[1:])
         slot_column = state_slots[:, None].to(torch.int32)
         options |= {"state_batch_indices": slot_column, "dst_state_batch_indices": slot_column}
-        update(
-            state,
-            x[positions],
-            dt[positions],
-            A,
-            B[positions],
-            C[positions],
-            D,
-            dt_bias,
-            out=outputs,
-            **options,
-        )
-        out[positions] = outputs
+        update(state, x[i], dt[i], A, B[i], C[i], D, dt_bias, out=outputs, **options)
+        out[i] = outputs
         begin = slots[:, depth]
 
 

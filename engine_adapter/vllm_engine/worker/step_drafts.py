@@ -239,15 +239,10 @@ def without_requests(plan: StepPlan, ended_ids: Set[str]) -> StepPlan:
     if not ended_ids:
         return plan
 
-    def without_ended(by_request: Mapping[str, Any]) -> dict[str, Any]:
+    def live(by_request: Mapping[str, Any]) -> dict[str, Any]:
         return {id_: value for id_, value in by_request.items() if id_ not in ended_ids}
 
     shadows = {
         name: [id_ for id_ in ids if id_ not in ended_ids] for name, ids in plan.shadows.items()
     }
-    return StepPlan(
-        without_ended(plan.drafts),
-        without_ended(plan.fallbacks),
-        shadows,
-        without_ended(plan.verify_caps),
-    )
+    return StepPlan(live(plan.drafts), live(plan.fallbacks), shadows, live(plan.verify_caps))
