@@ -39,7 +39,7 @@ class Simulation:
             asynchronous scheduling.
 
     Attributes:
-        planner: the real one; its evidence may be changed between two steps, as a load does.
+        planner: the real one; its measurements may be changed between two steps, as a load does.
         now_s: the simulated time.
         result: the steps so far.
     """

@@ -37,14 +37,14 @@ ROW_DECAY = 0.98
 """The same for one request."""
 
 CLASS_WEIGHT, LENGTHS_WEIGHT, HITS_WEIGHT = 4.0, 8.0, 24.0
-"""Trials that a prior counts as: the next wider evidence, and, for a request, its class's lengths
+"""Trials that a prior counts as: the next wider counts, and, for a request, its class's lengths
 and its class's hazards. The length of a draft says most of what is particular to a request."""
 
 REFRESH_STEPS = 4
 """Observed steps after which the ratios are computed again: they change slowly."""
 
 PRIOR_ACCEPTED, PRIOR_FOUND = 0.6, 0.5
-"""Of a proposer that has no evidence yet."""
+"""Of a proposer that has no measurements yet."""
 
 FADING = 0.97
 """Per draft: what is left of the weight of the prior of lengths. Counts decay, so a prior that did
@@ -184,7 +184,7 @@ class AcceptanceModel:
             self._refresh()
 
     def _refresh(self) -> None:
-        """The ratios of the counts, each with the next wider evidence as its prior."""
+        """The ratios of the counts, each with the next wider ones as its prior."""
         self._stale_steps = 0
         prior = np.zeros(self._max_k + 1)
         prior[0], prior[-1] = 1 - PRIOR_FOUND, PRIOR_FOUND

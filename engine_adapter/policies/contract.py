@@ -13,7 +13,7 @@ from engine_adapter.seam.types import SpecMethod
 
 
 class RequestClass(IntEnum):
-    """Requests whose drafts are accepted alike, so that they share their evidence.
+    """Requests whose drafts are accepted alike, so that they share their measurements.
 
     `greedy`: at temperature 0. `sampled`: at a higher one. `structured`: with a constraint on the
     text, at any temperature.
@@ -72,7 +72,7 @@ class RowView(NamedTuple):
             where the step ends in the middle of the prompt, so that a proposer with KV can
             read along.
         num_tokens: tokens of the request so far, prompt and output.
-        request_class: which evidence is valid for the row.
+        request_class: which measurements are valid for the row.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""How evidence stays fresh: shadows of lookup proposers, and probes of the others.
+"""How measurements stay fresh: shadows of lookup proposers, and probes of the others.
 
 A *shadow* is a lookup proposer that drafts for a row beside the row's own proposer. Its draft is
 compared with the tokens that the target writes anyway, so it costs its own microseconds only.
@@ -15,7 +15,7 @@ from engine_adapter.policies.measurements import Measurements
 from engine_adapter.seam.types import SpecMethod
 
 STALE_STEPS = 64
-"""Steps after which the evidence on a proposer that is not in use is worth a probe."""
+"""Steps after which the measurements of a proposer that is not in use are worth a probe."""
 
 MAX_SAVED_S = 0.25
 """The most seconds that a budget saves up."""

@@ -1,6 +1,6 @@
 """`goodput`, also `auto`: the proposers and lengths with the most tokens per second, none included.
 
-`choice` has the formula, `explore` how evidence stays fresh, `guard` what is bounded.
+`choice` has the formula, `explore` how measurements stay fresh, `guard` what is bounded.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class GoodputPolicy:
         return self._guard.suspended
 
     def plan(self, view: StepView) -> StepPlan:
-        """The plan with the highest expected rate, and what keeps the evidence fresh."""
+        """The plan with the highest expected rate, and what keeps the measurements fresh."""
         rows = [row for row in view.rows if row.draft_budget > 0]
         self._steps += 1
         if self._guard.suspended or self._refresh_due():

@@ -19,7 +19,7 @@ from engine_adapter.policies.timing import DraftTimeModel, StepTimeModel
 from engine_adapter.seam.types import SpecMethod
 
 PROVEN_DRAFTS = 12
-"""Drafts after which a proposer's evidence counts; until then it is only probed."""
+"""Drafts after which a proposer's measurements count; until then it is only probed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Measurements:
         ]
 
     def is_proven(self, proposer: int) -> bool:
-        """Whether it has drafted often enough for its evidence to count."""
+        """Whether it has drafted often enough for its measurements to count."""
         return proposer in self._proven
 
     def age(self, proposer: int) -> int:

@@ -293,9 +293,9 @@ class Planner:
         return {name: active.policy.state() for name, active in self._active.items()}
 
     def snapshot(self) -> dict[str, Any]:
-        """The evidence and the policies' states, as plain JSON; `restore` takes it."""
+        """The measurements and the policies' states, as plain JSON; `restore` takes it."""
         return {**self.measurements.snapshot(), "policies": self.states(), "error": self._error}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Takes the evidence of an engine process before this one."""
+        """Takes the measurements of an engine process before this one."""
         self.measurements.restore(snapshot)

@@ -250,7 +250,7 @@ def lookahead(num_spec_tokens: int) -> int:
 
 
 def request_class(params: Any) -> RequestClass:
-    """Which evidence is valid for a request, from vLLM's `SamplingParams`."""
+    """Which measurements are valid for a request, from vLLM's `SamplingParams`."""
     if params.structured_outputs is not None:
         return RequestClass.STRUCTURED
     return RequestClass.SAMPLED if params.temperature > 0 else RequestClass.GREEDY

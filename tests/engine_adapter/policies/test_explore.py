@@ -1,4 +1,4 @@
-"""Probes and shadows: within their budgets, and evidence that is not in use stays fresh."""
+"""Probes and shadows: within their budgets, and measurements that are not in use stay fresh."""
 
 from collections import Counter
 
