@@ -116,7 +116,7 @@ def test_a_fault_without_a_text_is_described_by_its_line() -> None:
         raise AssertionError
 
     reason = World(one=("ngram", asserts, {})).smoke_test.faults()["one"]
-    assert reason.startswith("AssertionError: raise AssertionError (test_trial.py:")
+    assert reason.startswith("AssertionError: raise AssertionError (test_smoke_test.py:")
 
 
 def test_the_row_is_one_that_a_proposer_gets_in_a_step() -> None:
