@@ -17,7 +17,9 @@ from engine_adapter.seam.types import (
     SamplingOptions,
     StructuredOutput,
 )
-from server.schema.tools import NamedTool, Tool, call_constraint
+from server.openai.field_names import CHAT
+from server.openai.function_tools import chat_paths, checked_tools
+from server.schema.tools import NamedTool, Tool, ToolChoice
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
@@ -259,11 +261,18 @@ TOOLS = [
 """Functions with short arguments; the first refers to a part of its own schema."""
 
 
+def call_constraint(choice: ToolChoice, *, parallel: bool) -> StructuredOutput | None:
+    """The constraint on the text of a chat with these tools."""
+    functions = [tool.function for tool in TOOLS]
+    paths = chat_paths(len(functions))
+    return checked_tools(functions, paths, choice, CHAT, parallel=parallel).forced_call()
+
+
 @pytest.mark.parametrize("parallel", [False, True])
 async def test_required_calls_are_those_of_plain_decoding_and_drafts_are_accepted(
     live: Live, prompts: list[Prompt], parallel: bool
 ) -> None:
-    constraint = call_constraint(TOOLS, "required", parallel=parallel)
+    constraint = call_constraint("required", parallel=parallel)
     assert constraint is not None
     schemas = {tool.function.name: tool.function.parameters for tool in TOOLS}
     accepted = dict.fromkeys(DRAFTING, 0)
@@ -285,7 +294,7 @@ async def test_required_calls_are_those_of_plain_decoding_and_drafts_are_accepte
 
 async def test_a_named_call_is_that_of_plain_decoding(live: Live, prompts: list[Prompt]) -> None:
     choice = NamedTool.model_validate({"type": "function", "function": {"name": "choose"}})
-    constraint = call_constraint(TOOLS, choice, parallel=True)
+    constraint = call_constraint(choice, parallel=True)
     assert constraint is not None
     results = await of_each(live, prompts[3], constraint)
     assert len({result.tokens for result in results.values()}) == 1
