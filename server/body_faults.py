@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from server.schema.known_fields import fields_at
 from server.text import TOO_LONG, did_you_mean
 
@@ -50,7 +50,7 @@ def fault_of(error: RequestValidationError, body_type: Any) -> Fault:
     # missing may be the one with an unknown name.
     unlikely = ("string_type", "missing")
     path, detail = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] not in unlikely))
-    param = cut(".".join(map(str, path)))
+    param = truncate(".".join(map(str, path)))
     kind = detail["type"]
     if kind == "json_invalid":
         at = detail["loc"][-1]

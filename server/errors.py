@@ -38,7 +38,7 @@ from engine_adapter.seam.errors import (
     LoraRefused,
     ProposerRefused,
 )
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from server.body_faults import fault_of, unreadable
 from server.http.exchange import exchange_of
 from server.http.headers import RETRY_AFTER
@@ -69,9 +69,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = replace_surrogates(cut(message, MAX_MESSAGE))
+        self.message = replace_surrogates(truncate(message, MAX_MESSAGE))
         self.type = type
-        self.param = param if param is None else cut(replace_surrogates(param))
+        self.param = param if param is None else truncate(replace_surrogates(param))
         self.code = code
         self.headers: Mapping[str, str] = headers or {}
 
@@ -221,7 +221,9 @@ def to_api_error(error: BaseException) -> ApiError:
             status = 404 if error.code == "adapter_not_found" else 409
             return ApiError(status, str(error), param="lora_name", code=error.code)
         case EngineConfigError():
-            return InvalidField(error.field, cut(error.message, MAX_CHECKPOINT_REASON), error.code)
+            return InvalidField(
+                error.field, truncate(error.message, MAX_CHECKPOINT_REASON), error.code
+            )
         case EngineNotReady():
             return Unavailable("The engine is still loading; try again soon.", "engine_not_ready")
         case EngineDead():

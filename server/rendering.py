@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from server.errors import InvalidField
 from server.schema.json_values import is_larger
 from server.special_tokens import HiddenValue
@@ -239,7 +239,7 @@ class Renderer:
                 **options,
             )
         except (TemplateError, TypeError, ValueError, RecursionError) as error:
-            message = f"The chat template rejects these messages: {cut(str(error))}"
+            message = f"The chat template rejects these messages: {truncate(str(error))}"
             raise InvalidField(param, message) from error
         return str(text), hidden_value
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine_adapter.fake.tokens import draw
 from engine_adapter.seam.errors import InvalidRequest
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 
 _UNSUPPORTED = ("pattern", "not", "if", "contains", "allOf", "oneOf", "multipleOf", "prefixItems")
 _MAX_DEPTH = 32
@@ -158,4 +158,4 @@ class _Writer:
         return node
 
     def _refusal(self, what: str) -> InvalidRequest:
-        return InvalidRequest(self._param, f"the fake engine does not support {cut(what)}")
+        return InvalidRequest(self._param, f"the fake engine does not support {truncate(what)}")

@@ -18,7 +18,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 
 
 class CascadeProposer:
@@ -51,9 +51,11 @@ class CascadeProposer:
 def _validate(spec: ProposerSpec) -> None:
     members = spec.options["members"]
     if not isinstance(members, list) or not all(isinstance(name, str) for name in members):
-        raise OptionError("members", f"must be a list of proposers' names, got {clip(members)}")
+        raise OptionError(
+            "members", f"must be a list of proposers' names, got {short_repr(members)}"
+        )
     if len(members) < 2 or len(set(members)) < len(members):
-        message = f"must be at least two different proposers, got {clip(members)}"
+        message = f"must be at least two different proposers, got {short_repr(members)}"
         raise OptionError("members", message)
 
 

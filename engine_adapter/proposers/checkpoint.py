@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
-from engine_adapter.seam.text import clip, cut
+from engine_adapter.seam.text import short_repr, truncate
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +135,7 @@ class Checkpoint:
     def field_error(self, name: str, message: str) -> CheckpointError:
         """The error for an invalid field `name`; `message` says what it must be."""
         value = self.config.get(name)
-        return CheckpointError(f"{self._config_path}: {name} {message}; it is {clip(value)}")
+        return CheckpointError(f"{self._config_path}: {name} {message}; it is {short_repr(value)}")
 
     def check_k(self, k: int, limit: int, meaning: str) -> None:
         """Raises `CheckpointError` if k is above `limit`. The message has its `meaning`."""
@@ -216,7 +216,7 @@ class Checkpoint:
             if shard != Path(shard).name or not shard.endswith(_FORMATS):
                 raise CheckpointError(
                     f"{self._weights}: weight_map must name files beside it that end in "
-                    f"{' or '.join(_FORMATS)}; it has {clip(shard)}"
+                    f"{' or '.join(_FORMATS)}; it has {short_repr(shard)}"
                 )
         shards = sorted(set(shard_of.values()))
         return [_locate(self._model, shard, self._revision) for shard in shards]
@@ -227,7 +227,7 @@ def _locate(model: str, name: str, revision: str | None) -> Path:
         folder = Path(model).expanduser()
         is_folder = folder.is_dir()
     except (OSError, RuntimeError) as error:  # too long a name; "~" before a name that no user has
-        raise CheckpointError(f"{cut(model)}: {cut(str(error))}") from error
+        raise CheckpointError(f"{truncate(model)}: {truncate(str(error))}") from error
     if is_folder:
         if not (folder / name).is_file():
             raise _MissingFile(f"{folder / name} is missing")

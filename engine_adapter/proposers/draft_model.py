@@ -16,7 +16,7 @@ from engine_adapter.proposers.contract import (
     TargetSizes,
 )
 from engine_adapter.proposers.vocabulary_map import HETEROGENEOUS_VOCAB
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 
 TENSOR_PARALLEL_SIZE = "draft_tensor_parallel_size"
 """The option for the number of ranks that share each layer: 1, or the target's (the default)."""
@@ -26,10 +26,10 @@ def _validate(spec: ProposerSpec) -> None:
     draft_options.validate(spec)
     size = spec.options[TENSOR_PARALLEL_SIZE]
     if size is not None and (type(size) is not int or size < 1):
-        message = f"must be an integer of at least 1, got {clip(size)}"
+        message = f"must be an integer of at least 1, got {short_repr(size)}"
         raise OptionError(TENSOR_PARALLEL_SIZE, message)
     if type(mapped := spec.options[HETEROGENEOUS_VOCAB]) is not bool:
-        raise OptionError(HETEROGENEOUS_VOCAB, f"must be true or false, got {clip(mapped)}")
+        raise OptionError(HETEROGENEOUS_VOCAB, f"must be true or false, got {short_repr(mapped)}")
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:

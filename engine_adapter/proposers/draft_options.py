@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_adapter.proposers.contract import OptionError, ProposerSpec
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 
 MIN_CONFIDENCE = "min_confidence"
 """The option for the least confidence of a path; 0 ends no draft."""
@@ -48,14 +48,14 @@ def validate(spec: ProposerSpec) -> None:
     for option, values in _VALUES.items():
         if spec.options[option] not in values:
             allowed = " or ".join(map(repr, values))
-            raise OptionError(option, f"must be {allowed}, got {clip(spec.options[option])}")
+            raise OptionError(option, f"must be {allowed}, got {short_repr(spec.options[option])}")
     if spec.options["verification"] == "block" and not samples(spec):
         raise OptionError(
             "verification", '"block" is for sampled drafts: it needs draft_sampling "probabilistic"'
         )
     threshold = spec.options[MIN_CONFIDENCE]
     if type(threshold) not in (int, float) or not 0 <= threshold < 1:
-        message = f"must be a number of at least 0 and below 1, got {clip(threshold)}"
+        message = f"must be a number of at least 0 and below 1, got {short_repr(threshold)}"
         raise OptionError(MIN_CONFIDENCE, message)
     if type(keeps := spec.options.get(KEEP_STATES, True)) is not bool:
-        raise OptionError(KEEP_STATES, f"must be true or false, got {clip(keeps)}")
+        raise OptionError(KEEP_STATES, f"must be true or false, got {short_repr(keeps)}")

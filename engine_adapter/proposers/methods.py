@@ -25,7 +25,7 @@ from engine_adapter.proposers.contract import (
     ProposerSpec,
 )
 from engine_adapter.seam.errors import EngineConfigError
-from engine_adapter.seam.text import NAME, clip, cut
+from engine_adapter.seam.text import NAME, short_repr, truncate
 
 METHODS: tuple[ProposerMethod, ...] = (
     ngram.METHOD,
@@ -74,7 +74,7 @@ def read_name(fields: Mapping[str, Any]) -> str:
     if name is None:
         raise _error("name", "is required", _MISSING)
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise _error("name", f"must match {NAME.pattern}, got {clip(name)}")
+        raise _error("name", f"must match {NAME.pattern}, got {short_repr(name)}")
     return name
 
 
@@ -94,7 +94,9 @@ def parse_spec(fields: Mapping[str, Any], candidates: Sequence[ProposerSpec] = (
         raise _error("name", f"{name!r} is reserved ({', '.join(sorted(RESERVED_NAMES))})")
     method_name = fields.get("method", name)
     if not isinstance(method_name, str) or method_name not in _BY_NAME:
-        raise _error("method", f"{clip(method_name)} is unknown; there are {', '.join(_BY_NAME)}")
+        raise _error(
+            "method", f"{short_repr(method_name)} is unknown; there are {', '.join(_BY_NAME)}"
+        )
     method = get_method(method_name)
     if name == prediction.METHOD.name and method is not prediction.METHOD:
         raise _error("name", f"{name!r} may only be a proposer of the method {name}")
@@ -102,7 +104,9 @@ def parse_spec(fields: Mapping[str, Any], candidates: Sequence[ProposerSpec] = (
     default = method.default_k or _largest_k(options["members"], candidates)
     k = fields.get("num_speculative_tokens", default)
     if type(k) is not int or k < 1:
-        raise _error("num_speculative_tokens", f"must be an integer of at least 1, got {clip(k)}")
+        raise _error(
+            "num_speculative_tokens", f"must be an integer of at least 1, got {short_repr(k)}"
+        )
     spec = ProposerSpec(name, method_name, k, _model(method, fields), options)
     try:
         method.validate(spec)
@@ -157,14 +161,16 @@ def _check_members(spec: ProposerSpec, candidates: Sequence[ProposerSpec]) -> No
     for name in spec.options["members"]:
         if name not in member_names:
             there_are = ", ".join(member_names) or "none"
-            message = f"{clip(name)} is not a proposer that can be a member; there are {there_are}"
+            message = (
+                f"{short_repr(name)} is not a proposer that can be a member; there are {there_are}"
+            )
             raise _error("members", message)
 
 
 def _model(method: ProposerMethod, fields: Mapping[str, Any]) -> str | None:
     model = fields.get("model")
     if method.capabilities.model and not (isinstance(model, str) and model):
-        message = f"{method.name} needs the path or id of its weights, got {clip(model)}"
+        message = f"{method.name} needs the path or id of its weights, got {short_repr(model)}"
         raise _error("model", message, _MISSING if model is None else None)
     if not method.capabilities.model and model is not None:
         raise _error("model", f"{method.name} has no weights of its own; leave it out")
@@ -181,4 +187,4 @@ def _options(method: ProposerMethod, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def _error(field: str, message: str, code: str | None = None) -> EngineConfigError:
-    return EngineConfigError("proposer", f"{cut(field)}: {message}", field, code)
+    return EngineConfigError("proposer", f"{truncate(field)}: {message}", field, code)

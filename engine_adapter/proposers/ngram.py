@@ -18,7 +18,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 
 COMPARED = 2
 """Tokens of the n-gram that are looked for in every place. The rest is looked for where these are:
@@ -115,7 +115,7 @@ def check_lengths(spec: ProposerSpec, minimum: str, maximum: str) -> None:
     low, high = spec.options[minimum], spec.options[maximum]
     for option, value in ((minimum, low), (maximum, high)):
         if type(value) is not int or value < 1:
-            raise OptionError(option, f"must be an integer of at least 1, got {clip(value)}")
+            raise OptionError(option, f"must be an integer of at least 1, got {short_repr(value)}")
     if low > high:
         raise OptionError(minimum, f"({low}) must not exceed {maximum} ({high})")
 

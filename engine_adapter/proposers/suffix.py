@@ -17,7 +17,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 
 if TYPE_CHECKING:
     from arctic_inference.suffix_decoding import SuffixDecodingCache
@@ -82,7 +82,7 @@ def _validate(spec: ProposerSpec) -> None:
     def check(name: str, kinds: tuple[type, ...], low: float, high: float) -> None:
         value = spec.options[name]
         if type(value) not in kinds or not low <= value <= high:
-            raise OptionError(name, f"must be a number in [{low}, {high}], got {clip(value)}")
+            raise OptionError(name, f"must be a number in [{low}, {high}], got {short_repr(value)}")
 
     check("suffix_decoding_max_tree_depth", (int,), 1, 4096)
     check("suffix_decoding_max_cached_requests", (int,), 0, 2**31 - 1)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from engine_adapter.seam.errors import EngineConfigError
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -34,11 +34,13 @@ def adapter_folder(name: str, path: str) -> str:
         if path.startswith(_PATH_STARTS) or folder.exists():
             folder = folder.expanduser()
             if not (folder / CONFIG_FILE).is_file():
-                raise _unusable(name, f"{clip(path)} is not a folder with a file {CONFIG_FILE}")
+                raise _unusable(
+                    name, f"{short_repr(path)} is not a folder with a file {CONFIG_FILE}"
+                )
             return os.path.abspath(folder)
     # A name that is too long, a folder that must not be read, "~" before a name that no user has.
     except (OSError, RuntimeError) as error:
-        raise _unusable(name, f"{clip(path)}: {error}") from error
+        raise _unusable(name, f"{short_repr(path)}: {error}") from error
     return _downloaded(name, path)
 
 
@@ -49,11 +51,11 @@ def _downloaded(name: str, hub_id: str) -> str:
         folder = snapshot_download(hub_id, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE])
     except Exception as error:  # of the hub's library and of its HTTP client, which have no base
         reason = f"{type(error).__name__}: {error}"
-        message = f"{clip(hub_id)} cannot be read from the hub or its cache: {reason}"
+        message = f"{short_repr(hub_id)} cannot be read from the hub or its cache: {reason}"
         raise _unusable(name, message) from error
     for file in (CONFIG_FILE, WEIGHTS_FILE):
         if not (Path(folder) / file).is_file():
-            raise _unusable(name, f"{clip(hub_id)} has no {file}")
+            raise _unusable(name, f"{short_repr(hub_id)} has no {file}")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Texts from outside: valid names, and how much of a text a message or a log line repeats."""
+"""Texts from outside: valid names, and how much of a client's text a message or a log line repeats."""
 
 import re
 
@@ -12,11 +12,11 @@ MAX_ECHO = 200
 """The most characters."""
 
 
-def cut(text: str, limit: int = MAX_ECHO) -> str:
-    """The text, cut to `limit` characters; an ellipsis ends a text that was cut."""
+def truncate(text: str, limit: int = MAX_ECHO) -> str:
+    """At most `limit` characters of the text; an ellipsis ends a text that is longer."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def clip(value: object) -> str:
-    """`value` as a message repeats it: its repr, cut to `MAX_ECHO` characters."""
-    return cut(repr(value))
+def short_repr(value: object) -> str:
+    """At most `MAX_ECHO` characters of the repr of `value`, for a message."""
+    return truncate(repr(value))

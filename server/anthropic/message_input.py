@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from server.errors import InvalidField
 from server.openai.chat_input import (
     ChatInput,
@@ -187,7 +187,9 @@ def _choice(choice: schema.ToolChoice | None) -> ToolChoice | None:
     if choice.type != "tool":
         if choice.name is not None:
             param = "tool_choice.name"
-            raise InvalidField(param, f"{param} needs the type tool, not {clip(choice.type)}.")
+            raise InvalidField(
+                param, f"{param} needs the type tool, not {short_repr(choice.type)}."
+            )
         return _CHOICES[choice.type]
     if choice.name is None:
         raise InvalidField("tool_choice.name", "tool_choice.name is required with the type tool.")

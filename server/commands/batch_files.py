@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """The routes that a request of a batch can use."""
@@ -97,7 +97,7 @@ def count_input(path: Path) -> int:
         if first != item.line:
             raise BatchError(
                 f"{path}: the lines {first} and {item.line} have the same custom_id, "
-                f"{clip(item.custom_id)}; nothing was run"
+                f"{short_repr(item.custom_id)}; nothing was run"
             )
     return count
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_adapter.policies.names import AUTO, POLICY_NAMES
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from engine_adapter.seam.types import NONE, EngineInfo, ProposerInfo, ProposerState
 
 PLAIN_SPELLINGS = frozenset({NONE, "disable"})
@@ -154,4 +154,4 @@ def _not_found(request: MethodRequest, loaded: LoadedProposers, reason: str) -> 
 
 
 def _quoted(text: str) -> str:
-    return repr(cut(text, 100))
+    return repr(truncate(text, 100))

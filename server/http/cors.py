@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from server.errors import ApiError, error_response
 from server.http.auth import ADMIN_PATHS
 from server.http.headers import RESPONSE_HEADERS
@@ -59,8 +59,8 @@ class Cors(CORSMiddleware):
             return response
         if not self.is_allowed_origin(request_headers["origin"]):
             message = (
-                f"The origin {clip(request_headers['origin'])} is not allowed; --allowed-origins "
-                "allows it."
+                f"The origin {short_repr(request_headers['origin'])} is not allowed; "
+                "--allowed-origins allows it."
             )
         elif request_headers["access-control-request-method"] not in _METHODS:
             message = f"No route has this method; the methods are {', '.join(_METHODS)}."

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 
 _DIRECT_HEADERS = frozenset(
     {
@@ -59,7 +59,7 @@ def indirect(scope: Scope) -> str | None:
     # A header that no direct client sends by itself.
     name = next((name for name in headers if not _is_direct_header(name)), None)
     if name is not None:
-        return f"its header {cut(name)} may be a proxy's"
+        return f"its header {truncate(name)} may be a proxy's"
     # Today's clients speak HTTP/1.1; nginx speaks 1.0 to what is behind it unless told otherwise.
     # Lines of other versions, such as 0.9, are in no client's requests.
     if (version := scope.get("http_version")) != "1.1":

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 
 MAX_ROUTES = 6
 """The most routes that a message lists."""
@@ -77,7 +77,7 @@ def wrong_method(request: Request, allowed: Sequence[str]) -> str:
             "Pages of other origins may not call this server from a browser; --allowed-origins "
             "allows them."
         )
-    method = clip(request.method[:MAX_METHOD])[1:-1]
+    method = short_repr(request.method[:MAX_METHOD])[1:-1]
     path = _shown(request.scope["path"])
     return f"{path} does not support {method}; it supports {' and '.join(allowed)}."
 
@@ -130,4 +130,6 @@ def _parts(path: str) -> list[str]:
 
 def _shown(path: str) -> str:
     """A path as a message repeats it: without control characters, and cut."""
-    return clip(path)[1:-1] if len(path) <= MAX_PATH else clip(path[:MAX_PATH])[1:-1] + "…"
+    return (
+        short_repr(path)[1:-1] if len(path) <= MAX_PATH else short_repr(path[:MAX_PATH])[1:-1] + "…"
+    )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
 from server.http.headers import IGNORED_FIELDS
@@ -59,7 +59,7 @@ def check_generation_body(runtime: Runtime, body: GenerationBody) -> CheckedBody
 def check_enforced(settings: Settings, constraint: StructuredOutput | None) -> None:
     """Raises `InvalidField` for keywords that are left out, with `--strict-fields`."""
     if settings.strict_fields and constraint is not None and constraint.unenforced:
-        names = cut(", ".join(constraint.unenforced))
+        names = truncate(", ".join(constraint.unenforced))
         message = f"{constraint.param} has keywords that cannot be enforced: {names}."
         raise InvalidField(constraint.param, message)
 

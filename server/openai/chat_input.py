@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.openai.field_names import CHAT, FieldNames
@@ -104,7 +104,7 @@ def _tools(body: ChatCompletionRequest) -> FunctionTools:
     for number, tool in enumerate(allowed.tools):
         if tool.function.name not in names:
             param = f"tool_choice.allowed_tools.tools.{number}.function.name"
-            name = clip(tool.function.name)
+            name = short_repr(tool.function.name)
             raise InvalidField(param, f"{param}: `tools` has no tool {name}.")
     return tools.only({tool.function.name for tool in allowed.tools}, allowed.mode)
 

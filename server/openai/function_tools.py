@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.seam.schema_keywords import ANY_OBJECT
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.openai.field_names import FieldNames
@@ -136,7 +136,7 @@ def _check_choice(functions: Sequence[Function], choice: ToolChoice, names: Fiel
         name = choice.function.name
         if all(function.name != name for function in functions):
             param = names.chosen_function
-            raise InvalidField(param, f"{param}: `tools` has no tool {clip(name)}.")
+            raise InvalidField(param, f"{param}: `tools` has no tool {short_repr(name)}.")
 
 
 def _checked_arguments(
@@ -166,7 +166,7 @@ def _arguments(function: Function, param: str) -> StructuredOutput:
     schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
     if parameters:
         if parameters.get("type", "object") != "object":
-            kind = clip(parameters["type"])
+            kind = short_repr(parameters["type"])
             raise InvalidField(param, f"{param}: its type must be 'object', not {kind}.")
         check_schema(parameters, param, MAX_TOOL_NESTING)
         # `$id` would make references relative to itself; `$schema` belongs to a whole document.

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_adapter.policies.names import AUTO
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import NONE, LoraAdapter
 from server.control.method_names import MethodRequest, SelectionError
 from server.control.switching.selection import resolve
@@ -55,7 +55,8 @@ def find_model(runtime: Runtime, name: str) -> ServedModel:
         return replace(model, proposer=proposer)
     names = ", ".join(_names(runtime))
     message = (
-        f"The model {clip(name)} does not exist; available: {names}, each also as NAME:PROPOSER."
+        f"The model {short_repr(name)} does not exist; available: {names}, each also as "
+        "NAME:PROPOSER."
     )
     raise NotFound(message, param="model", code="model_not_found")
 

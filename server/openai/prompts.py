@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import EngineInfo, SamplingOptions
 from server.errors import InvalidField
 from server.openai.chat_input import ChatPrompt
@@ -126,7 +126,7 @@ def check_token_ids(info: EngineInfo, token_ids: Collection[int], param: str) ->
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < info.vocab_size:
             bounds = f"token ids are from 0 to {info.vocab_size - 1}"
-            raise InvalidField(param, f"{param} contains {clip(token_id)}; {bounds}.")
+            raise InvalidField(param, f"{param} contains {short_repr(token_id)}; {bounds}.")
 
 
 def check_max_tokens(info: EngineInfo, prompt_tokens: int, max_tokens: int, param: str) -> None:
@@ -135,7 +135,7 @@ def check_max_tokens(info: EngineInfo, prompt_tokens: int, max_tokens: int, para
     if max_tokens > remaining:
         message = (
             f"This model's maximum context length is {info.max_model_len} tokens; the prompt has "
-            f"{prompt_tokens}, so {param} can be at most {remaining}, not {clip(max_tokens)}."
+            f"{prompt_tokens}, so {param} can be at most {remaining}, not {short_repr(max_tokens)}."
         )
         raise InvalidField(param, message, "context_length_exceeded")
 

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Receive
 
 from engine_adapter.policies.names import policy_name
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import GenerationRequest, SamplingOptions
 from server.control.admission.request_cost import request_cost
 from server.control.admission.slots import Ticket
@@ -350,6 +350,6 @@ def complete_method(
     if k is None or method.num_speculative_tokens is not None:
         return method
     if not (k.isascii() and k.isdigit() and len(k) <= MAX_K_DIGITS):
-        message = f"{NUM_SPECULATIVE_TOKENS} must be an integer from 0 on, not {clip(k)}."
+        message = f"{NUM_SPECULATIVE_TOKENS} must be an integer from 0 on, not {short_repr(k)}."
         raise InvalidField(NUM_SPECULATIVE_TOKENS, message)
     return replace(method, num_speculative_tokens=int(k), k_param=NUM_SPECULATIVE_TOKENS)

@@ -1,6 +1,6 @@
 """A body's sampling fields -> `SamplingOptions`, and how many tokens a request may generate."""
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import EngineInfo, SamplingOptions, StructuredOutput
 from server.errors import InvalidField
 from server.openai.prompts import check_max_tokens, check_token_ids
@@ -112,7 +112,9 @@ def output_limit(
     ceiling = settings.max_output_tokens
     if requested is not None:
         if ceiling is not None and requested > ceiling:
-            message = f"{param} can be at most {ceiling} on this server, not {clip(requested)}."
+            message = (
+                f"{param} can be at most {ceiling} on this server, not {short_repr(requested)}."
+            )
             raise InvalidField(param, message, "max_tokens_too_large")
         check_max_tokens(info, prompt_tokens, requested, param)
         return requested

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from server.control.types import DRAIN_TIMEOUT_S, MAX_DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
 from server.fleet.replica import Order, Way
 
@@ -42,7 +42,7 @@ def read_user_config(given: Any) -> UserConfig:
     except ValidationError as error:
         faults = (
             f"{'.'.join(map(str, fault['loc'])) or 'user_config'}: {fault['msg']}, "
-            f"got {clip(fault['input'])}"
+            f"got {short_repr(fault['input'])}"
             for fault in error.errors()
         )
         raise UserConfigError("; ".join(faults)) from None

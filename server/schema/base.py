@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from server.errors import InvalidField
 from server.schema.identifiers import check_lengths
 from server.text import did_you_mean, is_unicode
@@ -203,7 +203,7 @@ def refused_when_strict(name: str, known_names: Iterable[str] = ()) -> InvalidFi
     if name in IGNORED:
         return without_effect(name)
     hint = did_you_mean(name, known_names) or "."
-    return InvalidField(name, f"{clip(name)} is not a known field{hint}", "unknown_parameter")
+    return InvalidField(name, f"{short_repr(name)} is not a known field{hint}", "unknown_parameter")
 
 
 def without_effect(name: str) -> InvalidField:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Body, Strict, check_unicode
@@ -74,9 +74,11 @@ Stop = Annotated[
 def _biases(values: dict[str, float] | None) -> dict[str, float] | None:
     for token, bias in (values or {}).items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
-            raise ValueError(f"its keys must be token ids, and {clip(token)} is not one")
+            raise ValueError(f"its keys must be token ids, and {short_repr(token)} is not one")
         if not abs(bias) <= MAX_BIAS:
-            raise ValueError(f"the bias of {clip(token)} must be from -{MAX_BIAS} to {MAX_BIAS}")
+            raise ValueError(
+                f"the bias of {short_repr(token)} must be from -{MAX_BIAS} to {MAX_BIAS}"
+            )
     return values
 
 

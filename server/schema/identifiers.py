@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from server.errors import InvalidField
 from server.schema.bounds import too_many
 from server.text import TOO_LONG
@@ -45,10 +45,10 @@ def _metadata_fault(pairs: Mapping[str, Any]) -> str | None:
     for key, value in pairs.items():
         if len(key) > MAX_METADATA_KEY:
             chars = too_many("characters", MAX_METADATA_KEY, len(key))
-            return f"the key {clip(key)} {chars}"
+            return f"the key {short_repr(key)} {chars}"
         if isinstance(value, str) and len(value) > MAX_METADATA_VALUE:
             chars = too_many("characters", MAX_METADATA_VALUE, len(value))
-            return f"the value of {clip(key)} {chars}"
+            return f"the value of {short_repr(key)} {chars}"
     return None
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from server.schema.bounds import MAX_INPUT_ITEMS, MAX_PARTS
 from server.schema.identifiers import Id, ItemId
 
@@ -34,7 +34,9 @@ def known_type(kind: str, types: tuple[str, ...], default: str | None) -> Before
         if (type_name := value.get("type")) is None and default is not None:
             return {**value, "type": default}
         if type_name is not None and type_name not in types:
-            reason = f"the {kind} type {clip(type_name)} is not supported; use {', '.join(types)}"
+            reason = (
+                f"the {kind} type {short_repr(type_name)} is not supported; use {', '.join(types)}"
+            )
             context = {"reason": reason, "code": "unsupported_parameter"}
             raise PydanticCustomError("unsupported_type", "{reason}", context)
         return value

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, UnicodeText, refused, unsupported
@@ -63,14 +63,16 @@ def _known_tool(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind is not None and kind not in (*CALLABLE_TOOLS, *get_args(HostedKind)):
         use = ", ".join(CALLABLE_TOOLS)
-        raise unsupported(f"the tool type {clip(kind)} is not supported; use {use}")
+        raise unsupported(f"the tool type {short_repr(kind)} is not supported; use {use}")
     return value
 
 
 def _callable_only(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind is not None and kind not in ("function", "custom"):
-        raise unsupported(f"the tool type {clip(kind)} is not supported; use function or custom")
+        raise unsupported(
+            f"the tool type {short_repr(kind)} is not supported; use function or custom"
+        )
     return value
 
 
@@ -78,7 +80,7 @@ def _choosable(value: Any) -> Any:
     kinds = ("function", "custom", "allowed_tools")
     kind = value.get("type") if isinstance(value, dict) else None
     if kind is not None and kind not in kinds:
-        raise unsupported(f"the type {clip(kind)} is not supported; use {', '.join(kinds)}")
+        raise unsupported(f"the type {short_repr(kind)} is not supported; use {', '.join(kinds)}")
     return value
 
 

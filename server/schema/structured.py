@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from pydantic import AfterValidator, BaseModel, Field
 
 from engine_adapter.seam.schema_keywords import MAX_ITEMS, num_items, relax
-from engine_adapter.seam.text import clip, cut
+from engine_adapter.seam.text import short_repr, truncate
 from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Strict, check_unicode
@@ -176,7 +176,7 @@ def schema_constraint(
     text, relaxed = _json(schema, param)
     unenforced = relax(relaxed)
     if unenforced and strict:
-        names = cut(", ".join(unenforced))
+        names = truncate(", ".join(unenforced))
         message = f"{param} has keywords that cannot be enforced with strict: {names}."
         raise InvalidField(param, message)
     if num_items(relaxed) > MAX_ITEMS:
@@ -203,7 +203,7 @@ def _json(schema: dict[str, Any] | str, param: str) -> tuple[str, dict[str, Any]
         raise InvalidField(param, f"{param} is not a JSON schema: {error}") from None
     if (ref := _circular_ref(value)) is not None:
         raise InvalidField(
-            param, f"{param}: the $ref {clip(ref)} leads to itself, so no text matches it."
+            param, f"{param}: the $ref {short_repr(ref)} leads to itself, so no text matches it."
         )
     return text, copy
 

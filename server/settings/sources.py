@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from engine_adapter.proposers.checkpoint import CheckpointError
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from server.settings import Settings, flag
 from server.settings.access_settings import NEVER_EMPTY, SECRET_SETTINGS, AccessSettings
 from server.settings.engine_arguments import EngineArguments
@@ -260,6 +260,6 @@ def _reason(detail: ErrorDetails) -> str:
     message = detail["msg"]
     if detail["loc"][0] in SECRET_SETTINGS:
         return message
-    value = clip(detail["input"])
+    value = short_repr(detail["input"])
     hint = _SERVICE_LINK if value.startswith("'tcp://") else ""
     return f"{message[0].lower()}{message[1:]}, got {value}{hint}"

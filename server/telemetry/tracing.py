@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from starlette.types import Scope
 
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from server import __version__
 from server.telemetry.spans import ServerSpan
 
@@ -105,4 +105,4 @@ class ExportReports(logging.Handler):
             if self._clock() < self._next_at:
                 return
             self._next_at = self._clock() + REPORT_INTERVAL_S
-        log.warning("traces_not_sent", reason=cut(reason, MAX_EXPORT_REASON))
+        log.warning("traces_not_sent", reason=truncate(reason, MAX_EXPORT_REASON))

@@ -13,7 +13,7 @@ from engine_adapter.seam.errors import (
     EngineStartError,
     InvalidRequest,
 )
-from engine_adapter.seam.text import MAX_ECHO, clip
+from engine_adapter.seam.text import MAX_ECHO, short_repr
 from server.body_faults import MAX_BODY_LEVELS
 from server.errors import ApiError, Unavailable, error_body, error_response, to_api_error
 from server.text import did_you_mean
@@ -150,8 +150,8 @@ def test_the_longest_names_are_compared_in_little_time() -> None:
 
 
 def test_long_input_is_cut_in_messages() -> None:
-    assert clip("short") == "'short'"
-    assert len(clip("x" * 1000)) == MAX_ECHO
+    assert short_repr("short") == "'short'"
+    assert len(short_repr("x" * 1000)) == MAX_ECHO
     assert len(ApiError(400, "m", param="p" * 1000).param or "") == MAX_ECHO
 
 

@@ -23,7 +23,7 @@ from engine_adapter.seam.errors import (
     EngineStartError,
     InvalidRequest,
 )
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from engine_adapter.seam.types import StructuredOutput
 from engine_adapter.vllm_engine.compiled_grammars import too_large
 from engine_adapter.vllm_engine.gateway.constraint_process import (
@@ -144,7 +144,7 @@ class ConstraintChecker:
         else:
             self._verdicts.move_to_end(key)
         if verdict.reason is not None:
-            message = f"{constraint.param}: {cut(verdict.reason)}"
+            message = f"{constraint.param}: {truncate(verdict.reason)}"
             raise InvalidRequest(constraint.param, message, verdict.code)
 
     def size_of(self, constraint: StructuredOutput) -> int | None:

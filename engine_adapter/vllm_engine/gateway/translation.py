@@ -10,7 +10,7 @@ from engine_adapter.seam.errors import (
     EngineFull,
     InvalidRequest,
 )
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from engine_adapter.seam.types import (
     Alternative,
     ConstraintKind,
@@ -127,7 +127,7 @@ def to_invalid_request(error: BaseException, request: GenerationRequest) -> Inva
     param = getattr(error, "parameter", None)
     # The text of a `VLLMValidationError` repeats the whole value; its first argument does not.
     # vLLM repeats the request's own text in it.
-    message = cut(str(error.args[0] if error.args else error))
+    message = truncate(str(error.args[0] if error.args else error))
     constraint = request.sampling.structured_output
     if param is None and constraint is not None:
         return InvalidRequest(constraint.param, f"{constraint.param}: {message}")
@@ -138,7 +138,7 @@ def to_failed_constraint(error: ConstraintFailed, request: GenerationRequest) ->
     """The refusal of a request whose constraint has failed while its text was generated."""
     constraint = request.sampling.structured_output
     param = "structured_outputs" if constraint is None else constraint.param
-    return InvalidRequest(param, f"{param}: {cut(str(error))}", CONSTRAINT_TOO_COMPLEX)
+    return InvalidRequest(param, f"{param}: {truncate(str(error))}", CONSTRAINT_TOO_COMPLEX)
 
 
 def to_delta(output: Any) -> Delta:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 import structlog
 
 from engine_adapter.seam.errors import LoraRefused, ProposerRefused
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from server.control.admin.allowed_models import ModelNotAllowed
 from server.control.records import (
     Intent,
@@ -179,7 +179,9 @@ class Audit:
             except BaseException as error:
                 refused = isinstance(error, _REFUSALS)
                 outcome = LoadOutcome.REFUSED if refused else LoadOutcome.FAILED
-                message = cut(replace_surrogates(str(error)), MAX_ERROR) or type(error).__name__
+                message = (
+                    truncate(replace_surrogates(str(error)), MAX_ERROR) or type(error).__name__
+                )
                 raise
             finally:
                 change.close()  # one that was refused has not begun

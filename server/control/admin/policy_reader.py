@@ -6,7 +6,7 @@ from typing import Any
 from engine_adapter.policies.catalog import read_policy, to_json
 from engine_adapter.policies.names import AUTO, POLICY_NAMES, policy_name
 from engine_adapter.policies.parameters import PolicyError
-from engine_adapter.seam.text import clip, cut
+from engine_adapter.seam.text import short_repr, truncate
 from server.control.method_names import LoadedProposers
 
 
@@ -28,15 +28,19 @@ def read_policies(
         name = policy_name(written)
         if name is None:
             there_are = ", ".join((AUTO, *POLICY_NAMES))
-            raise PolicyError(cut(written, 64), f"is not a policy; the policies are {there_are}")
+            raise PolicyError(
+                truncate(written, 64), f"is not a policy; the policies are {there_are}"
+            )
         if name in read:
             raise PolicyError(written, f"is {name}, which is given too")
         if not isinstance(parameters, Mapping):
-            raise PolicyError(written, f"must be an object of parameters, got {clip(parameters)}")
+            raise PolicyError(
+                written, f"must be an object of parameters, got {short_repr(parameters)}"
+            )
         try:
             with_defaults(name, parameters, loaded)
         except PolicyError as error:
-            raise PolicyError(f"{written}.{cut(error.field)}", error.message) from None
+            raise PolicyError(f"{written}.{truncate(error.field)}", error.message) from None
         read[name] = parameters
     return read
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from engine_adapter.seam.text import NAME, clip, cut
+from engine_adapter.seam.text import NAME, short_repr, truncate
 from engine_adapter.seam.types import NONE
 from server.control.method_names import LoadedProposers, MethodRequest, SelectionError
 from server.control.routing.rules import MAX_PATTERN_CHARS, MAX_RULES, Match, Range, Rule
@@ -52,7 +52,7 @@ def read_rules(
         RuleError: a field is unknown, missing or cannot work.
     """
     if not isinstance(given, list | tuple):
-        raise RuleError(path, f"must be a list of rules, got {clip(given)}")
+        raise RuleError(path, f"must be a list of rules, got {short_repr(given)}")
     if len(given) > MAX_RULES:
         raise RuleError(path, f"there can be at most {MAX_RULES} rules, got {len(given)}")
     rules: list[Rule] = []
@@ -77,7 +77,8 @@ def _read_rule(
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RuleError(
             f"{path}.name",
-            f"must be 1 to 64 of A-Za-z0-9._- and begin with a letter or digit, got {clip(name)}",
+            "must be 1 to 64 of A-Za-z0-9._- and begin with a letter or digit, "
+            f"got {short_repr(name)}",
         )
     match = _read_match(fields.get("match", {}), api_key_names, f"{path}.match")
     return Rule(name, match, _read_use(fields["use"], loaded, f"{path}.use"), dict(fields))
@@ -90,9 +91,11 @@ def _read_use(raw: Any, loaded: LoadedProposers, path: str) -> MethodRequest:
         raise RuleError(f"{path}.proposer", message, "missing_required_parameter")
     proposer, k = fields["proposer"], fields.get("num_speculative_tokens")
     if not (proposer is None or isinstance(proposer, str)):
-        raise RuleError(f"{path}.proposer", f"must be a string, got {clip(proposer)}")
+        raise RuleError(f"{path}.proposer", f"must be a string, got {short_repr(proposer)}")
     if not (k is None or type(k) is int):
-        raise RuleError(f"{path}.num_speculative_tokens", f"must be an integer, got {clip(k)}")
+        raise RuleError(
+            f"{path}.num_speculative_tokens", f"must be an integer, got {short_repr(k)}"
+        )
     use = MethodRequest(
         proposer,
         k,
@@ -112,9 +115,11 @@ def _read_match(raw: Any, api_key_names: Collection[str], path: str) -> Match:
     fields = _object(raw, path, _CONDITIONS)
     model, api_key, structured = (fields.get(n) for n in ("model", "api_key", "structured"))
     if "model" in fields and (not isinstance(model, str) or not model):
-        raise RuleError(f"{path}.model", f"must be a model's name, got {clip(model)}")
+        raise RuleError(f"{path}.model", f"must be a model's name, got {short_repr(model)}")
     if "structured" in fields and not isinstance(structured, bool):
-        raise RuleError(f"{path}.structured", f"must be true or false, got {clip(structured)}")
+        raise RuleError(
+            f"{path}.structured", f"must be true or false, got {short_repr(structured)}"
+        )
     if "api_key" in fields and (not isinstance(api_key, str) or api_key not in api_key_names):
         named = ", ".join(sorted(api_key_names)) or "none; --named-api-key gives one"
         # The value may be a key that was written in the place of its name: it is not repeated.
@@ -136,7 +141,7 @@ def _read_headers(raw: Any, path: str) -> tuple[tuple[str, str], ...]:
     for name, pattern in raw.items():
         known = str(name).lower()
         if not _HEADER.fullmatch(known):
-            raise RuleError(path, f"{clip(name)} is not the name of a header")
+            raise RuleError(path, f"{short_repr(name)} is not the name of a header")
         if known in _SECRET_HEADERS:
             raise RuleError(f"{path}.{known}", "holds secrets; match the key's name with api_key")
         if known in headers:
@@ -158,7 +163,7 @@ def _read_range(raw: Any, name: str, path: str) -> Range:
         kinds = (int,) if name == "prompt_tokens" else (int, float)
         if type(value) not in kinds or not least <= value <= most:
             what = "an integer" if len(kinds) == 1 else "a number"
-            message = f"must be {what} from {least} to {most}, got {clip(value)}"
+            message = f"must be {what} from {least} to {most}, got {short_repr(value)}"
             raise RuleError(f"{path}.{key}", message)
     low, high = given.get("min"), given.get("max")
     if low is not None and high is not None and low > high:
@@ -168,9 +173,9 @@ def _read_range(raw: Any, name: str, path: str) -> Range:
 
 def _object(raw: Any, path: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
-        raise RuleError(path, f"must be an object with {', '.join(known)}, got {clip(raw)}")
+        raise RuleError(path, f"must be an object with {', '.join(known)}, got {short_repr(raw)}")
     for name in raw:
         if name not in known:
             message = f"is unknown; the fields are {', '.join(known)}"
-            raise RuleError(f"{path}.{cut(str(name), 64)}", message, "unknown_parameter")
+            raise RuleError(f"{path}.{truncate(str(name), 64)}", message, "unknown_parameter")
     return raw

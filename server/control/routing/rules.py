@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from engine_adapter.seam.text import cut
+from engine_adapter.seam.text import truncate
 from server.control.method_names import MethodRequest
 
 MAX_RULES = 100
@@ -90,7 +90,7 @@ class Match:
             if value is None:
                 return f"there is no header {name}"
             if len(value) > MAX_VALUE_CHARS or not fnmatchcase(value, pattern):
-                return f"header {name} is {cut(value, 80)!r}, which {pattern!r} does not match"
+                return f"header {name} is {truncate(value, 80)!r}, which {pattern!r} does not match"
         for name, wanted_range, number in (
             ("prompt_tokens", self.prompt_tokens, traits.prompt_tokens),
             ("temperature", self.temperature, traits.temperature),

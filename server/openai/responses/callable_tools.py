@@ -7,7 +7,7 @@ is free text, is a function with one text. Tools that OpenAI's servers run are l
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from server.errors import InvalidField
 from server.openai.responses.conversation import flat_name
 from server.schema.bounds import too_many
@@ -86,7 +86,7 @@ class CallableTools:
         if names:
             message = f"{param}: several tools are called so; name one of {', '.join(names[:9])}."
             raise InvalidField(param, message)
-        raise InvalidField(param, f"{param}: tools has no function {clip(chosen.name)}.")
+        raise InvalidField(param, f"{param}: tools has no function {short_repr(chosen.name)}.")
 
 
 def callable_tools(body: ResponsesRequest) -> CallableTools:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from json import loads
 from typing import Any
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import SamplingOptions
 from server.errors import InvalidField
 from server.openai.chat import prepare_input
@@ -93,17 +93,19 @@ def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: str) -> l
         return []
     previous = store.find(previous_id, owner)
     if previous is None:
-        message = f"{name}: the response {clip(previous_id)} is not stored. {retention(store)}"
+        message = (
+            f"{name}: the response {short_repr(previous_id)} is not stored. {retention(store)}"
+        )
         raise InvalidField(name, message, "previous_response_not_found")
     if previous.status == "failed":
-        message = f"{name}: {clip(previous_id)} failed, so there is nothing to continue."
+        message = f"{name}: {short_repr(previous_id)} failed, so there is nothing to continue."
         raise InvalidField(name, message)
     try:
         chain = store.chain(previous)
     except BrokenChain as error:
         message = (
-            f"{name}: {clip(previous_id)} continues {clip(error.missing_id)}, which was deleted. "
-            "Send the whole conversation as input."
+            f"{name}: {short_repr(previous_id)} continues {short_repr(error.missing_id)}, "
+            "which was deleted. Send the whole conversation as input."
         )
         raise InvalidField(name, message, "previous_response_not_found") from None
     return [

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from engine_adapter.seam.text import clip
+from engine_adapter.seam.text import short_repr
 from server.errors import InvalidField, NotFound
 from server.openai.responses.input_items import Item
 from server.openai.responses.prepare import retention
@@ -21,7 +21,7 @@ def retrieve(store: ResponseStore, response_id: str, owner: str, include: Sequen
     """
     body = _find(store, response_id, owner).body
     if LOGPROBS in include and not _has_logprobs(json.loads(body)):
-        message = f"include: {clip(response_id)} was generated without log probabilities."
+        message = f"include: {short_repr(response_id)} was generated without log probabilities."
         raise InvalidField("include[]", message)
     return body
 
@@ -70,7 +70,9 @@ def list_input(
     if after_id is not None:
         places = [place for place, item in enumerate(items) if item["id"] == after_id]
         if not places:
-            raise InvalidField("after", f"after: the response has no input item {clip(after_id)}.")
+            raise InvalidField(
+                "after", f"after: the response has no input item {short_repr(after_id)}."
+            )
         begin = places[0] + 1
     page = items[begin : begin + limit]
     return {
@@ -86,7 +88,8 @@ def _input(store: ResponseStore, response: StoredResponse) -> list[Item]:
     try:
         *earlier, newest = store.chain(response)
     except BrokenChain as error:
-        message = f"{clip(response.id)} continues {clip(error.missing_id)}, which was deleted."
+        missing = short_repr(error.missing_id)
+        message = f"{short_repr(response.id)} continues {missing}, which was deleted."
         raise NotFound(message, param="response_id", code="response_not_found") from None
     items: list[Item] = []
     for older in earlier:
@@ -102,6 +105,6 @@ def _has_logprobs(response: dict[str, Any]) -> bool:
 def _find(store: ResponseStore, response_id: str, owner: str) -> StoredResponse:
     response = store.find(response_id, owner)
     if response is None:
-        message = f"The response {clip(response_id)} is not stored. {retention(store)}"
+        message = f"The response {short_repr(response_id)} is not stored. {retention(store)}"
         raise NotFound(message, param="response_id", code="response_not_found")
     return response

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError
-from engine_adapter.seam.text import MAX_ECHO, cut
+from engine_adapter.seam.text import MAX_ECHO, truncate
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),
@@ -254,5 +254,5 @@ def test_a_hub_id_that_cannot_be_loaded_is_named(hub: Path, model: str) -> None:
 @pytest.mark.parametrize("model", ["0" * 4096, "/" + "0" * 300, "~nobody-of-this-name/heads"])
 def test_a_path_that_the_system_refuses_is_named(model: str) -> None:
     message = refusal(model)
-    assert message.startswith(f"{cut(model)}: ")
+    assert message.startswith(f"{truncate(model)}: ")
     assert len(message) <= 2 * MAX_ECHO + len(": ")
