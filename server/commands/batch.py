@@ -72,7 +72,7 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
     request: the batch itself bounds how many there are.
     """
     rules = settings.rules(settings.keys_at_start.names(Role.API))
-    kept = tuple(dict(rule.given) for rule in rules if rule.match.api_key is None)
+    usable_rules = tuple(dict(rule.source) for rule in rules if rule.match.api_key is None)
     closed: dict[str, Any] = {
         **dict.fromkeys(KEY_SETTINGS, ()),
         "named_api_key": {},
@@ -88,14 +88,18 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
         "max_key_requests": None,
         "max_key_requests_per_minute": None,
     }
-    return settings.model_copy(update={**closed, **timeouts, **unlimited, "routing_rules": kept})
+    return settings.model_copy(
+        update={**closed, **timeouts, **unlimited, "routing_rules": usable_rules}
+    )
 
 
 def batch(argv: Sequence[str]) -> int:
     """Answers every request of a file that has no answer yet. Returns the exit status."""
-    options, rest = _parse(argv)
+    options, server_arguments = _parse(argv)
     try:
-        settings = _without_clients(load_settings(rest, os.environ), options.concurrency)
+        settings = _without_clients(
+            load_settings(server_arguments, os.environ), options.concurrency
+        )
     except SettingsError as error:
         for line in error.lines:
             print_error(line)
@@ -111,7 +115,7 @@ def batch(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The command's own arguments, and the rest: those of `specgate serve`."""
+    """The command's own arguments, and those of `specgate serve`."""
     parser = Parser(
         "specgate batch",
         "Answers the requests of IN.jsonl into OUT.jsonl, in OpenAI's batch format, in any order. "
@@ -134,11 +138,11 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     files_first = len(argv) > 1 and not any(word.startswith("-") for word in argv[:2])
     if not files_first and not set(argv) & {"-h", "--help"}:
         parser.error(f"the two files come first: {USAGE}")
-    options, rest = parser.parse_known_args(argv)
+    options, server_arguments = parser.parse_known_args(argv)
     source, target = options.source, options.target
     if target.exists() and source.exists() and target.samefile(source):
         parser.error(f"OUT: {target} is the input; give another file")
-    return options, rest
+    return options, server_arguments
 
 
 def _concurrency(text: str) -> int:
@@ -204,7 +208,7 @@ class BatchRun:
         self._begun = time.monotonic()
         items = (item for item in read_input(self._source) if not self._output.done.has(item))
         transport = httpx.ASGITransport(app)
-        gone: EngineGone | None = None
+        engine_error: EngineGone | None = None
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             with self._bar() as bar:
                 task = bar.add_task("", total=self._total, completed=self._skipped, rate="")
@@ -213,11 +217,11 @@ class BatchRun:
                         for _ in range(min(self._concurrency, self._total - self._skipped)):
                             group.create_task(self._work(client, items, bar, task))
                 except* EngineGone as group_of:
-                    gone = next(iter(_leaves(group_of)))
+                    engine_error = next(iter(_leaves(group_of)))
                 except* BatchError as group_of:
                     raise next(iter(_leaves(group_of))) from None
-        if gone is not None:
-            print_error(f"{gone} Run the same command to continue.")
+        if engine_error is not None:
+            print_error(f"{engine_error} Run the same command to continue.")
         return self._summary()
 
     async def _work(
@@ -245,12 +249,12 @@ class BatchRun:
 
     def _summary(self) -> int:
         failed = self._output.done.failed
-        left = self._total - self._skipped - self._answered
+        remaining = self._total - self._skipped - self._answered
         print(
-            f"{self._answered} done, {self._skipped} skipped, {left} left, {failed} failed in all; "
-            f"{self._tokens} tokens, {self._rate():.1f} tokens/s"
+            f"{self._answered} done, {self._skipped} skipped, {remaining} left, "
+            f"{failed} failed in all; {self._tokens} tokens, {self._rate():.1f} tokens/s"
         )
-        return FAILED if failed or left else 0
+        return FAILED if failed or remaining else 0
 
 
 async def send(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
@@ -258,7 +262,7 @@ async def send(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
 
     Raises `EngineGone`.
     """
-    for left in reversed(range(MAX_ATTEMPTS)):
+    for retries in reversed(range(MAX_ATTEMPTS)):
         response = await client.post(
             request.url,
             content=json.dumps(request.body),
@@ -270,7 +274,7 @@ async def send(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
         if response.status_code != 503:
             break
         await _until_ready(client)
-        if not left:
+        if not retries:
             break
     request_id = response.headers[REQUEST_ID]
     return response_entry(request, response.status_code, request_id, response.json())

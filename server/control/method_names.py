@@ -118,36 +118,36 @@ def _in_role(role: str, request: MethodRequest, loaded: LoadedProposers) -> Prop
 
 def _of_method(inner: str, request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo:
     """`"[ngram]"`: the proposer of that name, else the only proposer of that method."""
-    found = [p for p in loaded.proposers if p.method == inner]
-    return _named(inner, loaded) or _only(found, f"method {inner!r}", request, loaded)
+    matches = [p for p in loaded.proposers if p.method == inner]
+    return _named(inner, loaded) or _only(matches, f"method {inner!r}", request, loaded)
 
 
 def _with_model(model: str, request: MethodRequest, loaded: LoadedProposers) -> ProposerInfo:
-    wanted = posixpath.normpath(model)
-    found = [p for p in loaded.proposers if p.model and posixpath.normpath(p.model) == wanted]
-    return _only(found, f"model {_quoted(model)}", request, loaded)
+    path = posixpath.normpath(model)
+    matches = [p for p in loaded.proposers if p.model and posixpath.normpath(p.model) == path]
+    return _only(matches, f"model {_quoted(model)}", request, loaded)
 
 
 def _only(
-    found: Sequence[ProposerInfo], what: str, request: MethodRequest, loaded: LoadedProposers
+    matches: Sequence[ProposerInfo], what: str, request: MethodRequest, loaded: LoadedProposers
 ) -> ProposerInfo:
-    if not found:
+    if not matches:
         name = _quoted(request.proposer or "")
         raise _not_found(request, loaded, f"there is no proposer {name}")
-    if len(found) > 1:
-        names = ", ".join(p.name for p in found)
+    if len(matches) > 1:
+        names = ", ".join(p.name for p in matches)
         raise SelectionError(
             f"{request.proposer_param}: {what} matches the proposers {names}; name one of them",
             request.proposer_param,
             "proposer_ambiguous",
         )
-    return found[0]
+    return matches[0]
 
 
 def _not_found(request: MethodRequest, loaded: LoadedProposers, reason: str) -> SelectionError:
-    known = ", ".join([*loaded.names, NONE, AUTO, *POLICY_NAMES])
+    names = ", ".join([*loaded.names, NONE, AUTO, *POLICY_NAMES])
     return SelectionError(
-        f"{request.proposer_param}: {reason}; available: {known}",
+        f"{request.proposer_param}: {reason}; available: {names}",
         request.proposer_param,
         "proposer_not_found",
     )

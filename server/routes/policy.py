@@ -61,8 +61,8 @@ def _response(runtime: Runtime) -> PolicyResponse:
         rules.append(
             RoutingRule(
                 name=rule.name,
-                match=dict(rule.given.get("match", {})),
-                use=dict(rule.given["use"]),
+                match=dict(rule.source.get("match", {})),
+                use=dict(rule.source["use"]),
                 overlap=overlap,
                 answers=answers,
             )

@@ -171,7 +171,7 @@ class Audit:
         label = "proposer" if kind is ProposerRecord else "adapter"
 
         async def run() -> T:
-            when, begun = time.time(), time.perf_counter()
+            when, start_s = time.time(), time.perf_counter()
             outcome, message = success, None
             try:
                 await self.intended(Intent(when, caller.who, caller.peer, what, {label: name}))
@@ -185,7 +185,7 @@ class Audit:
                 raise
             finally:
                 change.close()  # one that was refused has not begun
-                took_ms = round((time.perf_counter() - begun) * 1e3, 3)
+                took_ms = round((time.perf_counter() - start_s) * 1e3, 3)
                 who, peer = caller.who, caller.peer
                 self.add(kind(when, who, peer, what, name, outcome, message, took_ms))
 
@@ -207,8 +207,8 @@ class Audit:
             # The next reader needs a line of its own.
             line = b"\n" + line
         try:
-            if (written := file.write(line)) != len(line):
-                self._is_cut = self._is_cut or bool(written)
+            if (num_written := file.write(line)) != len(line):
+                self._is_cut = self._is_cut or bool(num_written)
                 raise OSError("the line was cut")
         except OSError as error:
             return self._failed(file, part, error)

@@ -25,7 +25,7 @@ WHAT = "spec_policy"
 """What the audit calls a change of policies or rules."""
 
 
-class _Begun:
+class _Start:
     """When a change began: Unix time in seconds, and the milliseconds since."""
 
     def __init__(self) -> None:
@@ -126,8 +126,8 @@ class PolicyAdmin:
 
     def _not_in_force(self, policies: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         loaded, checked = self._loaded_proposers(), self.check(policies)
-        now = self.parameters(checked)
-        return {n: p for n, p in checked.items() if with_defaults(n, p, loaded) != now.get(n)}
+        current = self.parameters(checked)
+        return {n: p for n, p in checked.items() if with_defaults(n, p, loaded) != current.get(n)}
 
     async def _make(
         self,
@@ -137,18 +137,18 @@ class PolicyAdmin:
         caller: Caller,
     ) -> None:
         """Long because the intent, the change and its record belong to one outcome."""
-        begun = _Begun()
+        start = _Start()
         loaded = self._loaded_proposers()
         new = read_policies(policies or {}, loaded)
         names = self._api_key_names()
         new_rules = None if rules is None else read_rules(rules, loaded, names)
         shown_policies = None if policies is None else dict(new)
-        shown_rules = None if new_rules is None else [dict(r.given) for r in new_rules]
+        shown_rules = None if new_rules is None else [dict(r.source) for r in new_rules]
         outcome, fault = PolicyOutcome.CHANGED, None
         try:
             change = {"policies": shown_policies, "rules": shown_rules}
             who, peer = caller.who, caller.peer
-            await self._audit.intended(Intent(begun.when, who, peer, WHAT, change, reason))
+            await self._audit.intended(Intent(start.when, who, peer, WHAT, change, reason))
             await self._set_all(new)
             if new_rules is not None:
                 self._router.replace(new_rules)
@@ -160,7 +160,7 @@ class PolicyAdmin:
             raise
         finally:
             record = PolicyRecord(
-                when=begun.when,
+                when=start.when,
                 who=caller.who,
                 peer=caller.peer,
                 what=WHAT,
@@ -170,7 +170,7 @@ class PolicyAdmin:
                 reason=reason,
                 outcome=outcome,
                 error=fault,
-                took_ms=begun.took_ms,
+                took_ms=start.took_ms,
             )
             self._audit.add(record)
 

@@ -11,38 +11,38 @@ from server.control.method_names import LoadedProposers
 
 
 def read_policies(
-    given: Mapping[str, Any], loaded: LoadedProposers
+    policies: Mapping[str, Any], loaded: LoadedProposers
 ) -> dict[str, Mapping[str, Any]]:
     """Policy -> its checked parameters, as they were given.
 
     Args:
-        given: policy, or `auto` -> an object of parameters.
+        policies: policy, or `auto` -> an object of parameters.
         loaded: the proposers that parameters may name.
 
     Raises:
         PolicyError: a policy or a parameter is unknown, or a value cannot work; the field
             begins with the policy's name as it was given.
     """
-    read: dict[str, Mapping[str, Any]] = {}
-    for written, parameters in given.items():
-        name = policy_name(written)
+    checked_policies: dict[str, Mapping[str, Any]] = {}
+    for written_name, parameters in policies.items():
+        name = policy_name(written_name)
         if name is None:
             there_are = ", ".join((AUTO, *POLICY_NAMES))
             raise PolicyError(
-                truncate(written, 64), f"is not a policy; the policies are {there_are}"
+                truncate(written_name, 64), f"is not a policy; the policies are {there_are}"
             )
-        if name in read:
-            raise PolicyError(written, f"is {name}, which is given too")
+        if name in checked_policies:
+            raise PolicyError(written_name, f"is {name}, which is given too")
         if not isinstance(parameters, Mapping):
             raise PolicyError(
-                written, f"must be an object of parameters, got {short_repr(parameters)}"
+                written_name, f"must be an object of parameters, got {short_repr(parameters)}"
             )
         try:
             with_defaults(name, parameters, loaded)
         except PolicyError as error:
-            raise PolicyError(f"{written}.{truncate(error.field)}", error.message) from None
-        read[name] = parameters
-    return read
+            raise PolicyError(f"{written_name}.{truncate(error.field)}", error.message) from None
+        checked_policies[name] = parameters
+    return checked_policies
 
 
 def with_defaults(

@@ -94,8 +94,8 @@ class Admission:
         cancelled. Raises `QueueFull` if there is no room; an empty queue has room.
         """
         settings, queue = self._settings, self.slots.queue
-        most, most_tokens = settings.max_queued_requests, settings.max_queued_prompt_tokens
-        victims = queue.victims_for(cost, most, most_tokens) if most else None
+        max_requests, max_tokens = settings.max_queued_requests, settings.max_queued_prompt_tokens
+        victims = queue.victims_for(cost, max_requests, max_tokens) if max_requests else None
         if victims is None:
             raise self._queue_full(self._why_full(cost.prompt_tokens))
         reason = "its queue is full, and no API key has more in it than this one"
@@ -106,11 +106,11 @@ class Admission:
 
     def _why_full(self, tokens: int = 0) -> str:
         """Why the queue cannot take a request with so many prompt tokens, for its client."""
-        queued, most = self.num_queued, self._settings.max_queued_requests
-        if not most:
+        queued, max_requests = self.num_queued, self._settings.max_queued_requests
+        if not max_requests:
             return "the request cannot begin now, and this server has no queue"
-        if queued >= most:
-            return f"its queue is full ({queued} of {most} requests)"
+        if queued >= max_requests:
+            return f"its queue is full ({queued} of {max_requests} requests)"
         return (
             f"its queue has no room for this prompt ({self.queued_prompt_tokens:,} of "
             f"{self._settings.max_queued_prompt_tokens:,} prompt tokens are queued, and this one "

@@ -51,9 +51,10 @@ class ConcurrencyLimit(TooManyRequests):
 
     code = "concurrency_limit_exceeded"
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_requests: int) -> None:
         super().__init__(
-            f"This API key can have at most {most} unfinished requests. Wait for one to end.",
+            f"This API key can have at most {max_requests} unfinished requests. "
+            "Wait for one to end.",
             1.0,
         )
 

@@ -37,9 +37,9 @@ class QueueRate:
     def count(self) -> None:
         """A request's turn has come."""
         self._advance()
-        kept = 1 - 1 / MEAN_DEPARTURES
-        self._departures = (self._departures + 1) * kept
-        self._seconds *= kept
+        weight = 1 - 1 / MEAN_DEPARTURES
+        self._departures = (self._departures + 1) * weight
+        self._seconds *= weight
 
     def seconds_for(self, requests: int) -> float | None:
         """The time in which so many requests leave; `None` if too little is known.
@@ -57,6 +57,6 @@ class QueueRate:
         if self._has_queue:
             self._seconds += passed_s
         else:
-            kept = 0.5 ** (passed_s / HALF_LIFE_S)
-            self._departures *= kept
-            self._seconds *= kept
+            weight = 0.5 ** (passed_s / HALF_LIFE_S)
+            self._departures *= weight
+            self._seconds *= weight

@@ -74,21 +74,21 @@ class QueueShares(Generic[R]):
         """Whether a full queue has a place for another request of the key."""
         return self._num(key) + 1 < len(self._greediest())
 
-    def victims_for(self, cost: RequestCost, most: int, most_tokens: int) -> list[R] | None:
+    def victims_for(self, cost: RequestCost, max_requests: int, max_tokens: int) -> list[R] | None:
         """The requests that must leave the queue for another one; `None` if it gets no place.
 
         An empty queue takes a request of any size.
 
         Args:
-            most, most_tokens: the limits of requests and of prompt tokens.
+            max_requests, max_tokens: the limits of requests and of prompt tokens.
         """
         victims: list[R] = []
-        if self.num_requests >= most:
+        if self.num_requests >= max_requests:
             if not self.gives_place_to(cost.key):
                 return None
             victims = [self._greediest().from_end(0)]
         remaining = self.prompt_tokens - sum(victim.cost.prompt_tokens for victim in victims)
-        excess = remaining + cost.prompt_tokens - most_tokens
+        excess = remaining + cost.prompt_tokens - max_tokens
         if excess <= 0 or self.num_requests == len(victims):
             return victims
         more = self._victims_by_tokens(cost, excess, victims)

@@ -16,11 +16,11 @@ WINDOW = 100
 """Answers in a running mean."""
 
 
-def overlap(before: Sequence[int], answer: Sequence[int]) -> float | None:
+def overlap(context: Sequence[int], answer: Sequence[int]) -> float | None:
     """The share of the answer's tokens in 4-grams that occur in the text before them.
 
     Args:
-        before: the tokens before the answer.
+        context: the tokens before the answer.
         answer: its tokens; an earlier part of it counts as text before a later part.
 
     Returns:
@@ -30,14 +30,14 @@ def overlap(before: Sequence[int], answer: Sequence[int]) -> float | None:
         return None
     answer = answer[-MAX_TOKENS:]
     room = MAX_TOKENS - len(answer)
-    start = max(len(before) - room, 0)
-    text = (*before[start:], *answer)
-    first = len(text) - len(answer)
+    start = max(len(context) - room, 0)
+    text = (*context[start:], *answer)
+    answer_start = len(text) - len(answer)
     seen: set[tuple[int, ...]] = set()
-    covered, covered_to = 0, first
+    covered, covered_to = 0, answer_start
     for end in range(NGRAM, len(text) + 1):
         gram = text[end - NGRAM : end]
-        if end - NGRAM >= first and gram in seen:
+        if end - NGRAM >= answer_start and gram in seen:
             covered += end - max(covered_to, end - NGRAM)
             covered_to = end
         seen.add(gram)

@@ -108,10 +108,10 @@ class Router:
 
     def replace(self, rules: Sequence[Rule]) -> None:
         """Puts other rules in force. A rule that stays as it was keeps its measured overlap."""
-        kept = {(state.rule.name, state.rule.match): state for state in self._states}
+        old_states = {(state.rule.name, state.rule.match): state for state in self._states}
         states = []
         for rule in rules:
-            old = kept.get((rule.name, rule.match))
+            old = old_states.get((rule.name, rule.match))
             states.append(_State(rule, old.answers if old else RunningOverlap()))
         self._states = tuple(states)
         self._metrics.policies.declare_rules(rule.name for rule in rules)
@@ -172,10 +172,10 @@ class Router:
         return Verdict(rule.name, True, why, RoutedMethod(method, rule.name))
 
     def _overlap_mismatch(self, state: _State, traits: Traits) -> str | None:
-        wanted = state.rule.match.overlap
-        if wanted is None:
+        allowed = state.rule.match.overlap
+        if allowed is None:
             return None
         value = state.answers.mean if traits.overlap is None else traits.overlap
         if value is None:
             return "overlap is not known yet: no answer to such a request has been measured"
-        return None if wanted.holds(value) else outside("overlap", value, wanted)
+        return None if allowed.holds(value) else outside("overlap", value, allowed)

@@ -39,7 +39,7 @@ class RuleError(ValueError):
 
 
 def read_rules(
-    given: Any, loaded: LoadedProposers, api_key_names: Collection[str], path: str = "rules"
+    raw_rules: Any, loaded: LoadedProposers, api_key_names: Collection[str], path: str = "rules"
 ) -> tuple[Rule, ...]:
     """The rules of a list of objects.
 
@@ -51,12 +51,12 @@ def read_rules(
     Raises:
         RuleError: a field is unknown, missing or cannot work.
     """
-    if not isinstance(given, list | tuple):
-        raise RuleError(path, f"must be a list of rules, got {short_repr(given)}")
-    if len(given) > MAX_RULES:
-        raise RuleError(path, f"there can be at most {MAX_RULES} rules, got {len(given)}")
+    if not isinstance(raw_rules, list | tuple):
+        raise RuleError(path, f"must be a list of rules, got {short_repr(raw_rules)}")
+    if len(raw_rules) > MAX_RULES:
+        raise RuleError(path, f"there can be at most {MAX_RULES} rules, got {len(raw_rules)}")
     rules: list[Rule] = []
-    for i, raw in enumerate(given):
+    for i, raw in enumerate(raw_rules):
         rule = _read_rule(raw, loaded, api_key_names, f"{path}.{i}")
         for j, earlier in enumerate(rules):
             if earlier.name == rule.name:
@@ -139,43 +139,45 @@ def _read_headers(raw: Any, path: str) -> tuple[tuple[str, str], ...]:
         raise RuleError(path, message)
     headers = {}
     for name, pattern in raw.items():
-        known = str(name).lower()
-        if not _HEADER.fullmatch(known):
+        header = str(name).lower()
+        if not _HEADER.fullmatch(header):
             raise RuleError(path, f"{short_repr(name)} is not the name of a header")
-        if known in _SECRET_HEADERS:
-            raise RuleError(f"{path}.{known}", "holds secrets; match the key's name with api_key")
-        if known in headers:
-            raise RuleError(f"{path}.{known}", "is given twice")
+        if header in _SECRET_HEADERS:
+            raise RuleError(f"{path}.{header}", "holds secrets; match the key's name with api_key")
+        if header in headers:
+            raise RuleError(f"{path}.{header}", "is given twice")
         if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN_CHARS:
             message = f"must be a value or a pattern of 1 to {MAX_PATTERN_CHARS} characters"
-            raise RuleError(f"{path}.{known}", message)
-        headers[known] = pattern
+            raise RuleError(f"{path}.{header}", message)
+        headers[header] = pattern
     return tuple(sorted(headers.items()))
 
 
 def _read_range(raw: Any, name: str, path: str) -> Range:
     fields = _object(raw, path, ("min", "max"))
-    given = {key: value for key, value in fields.items() if value is not None}
-    if not given:
+    limits = {key: value for key, value in fields.items() if value is not None}
+    if not limits:
         raise RuleError(path, "needs min, max or both")
-    least, most = _RANGES[name]
-    for key, value in given.items():
+    minimum, maximum = _RANGES[name]
+    for key, value in limits.items():
         kinds = (int,) if name == "prompt_tokens" else (int, float)
-        if type(value) not in kinds or not least <= value <= most:
+        if type(value) not in kinds or not minimum <= value <= maximum:
             what = "an integer" if len(kinds) == 1 else "a number"
-            message = f"must be {what} from {least} to {most}, got {short_repr(value)}"
+            message = f"must be {what} from {minimum} to {maximum}, got {short_repr(value)}"
             raise RuleError(f"{path}.{key}", message)
-    low, high = given.get("min"), given.get("max")
+    low, high = limits.get("min"), limits.get("max")
     if low is not None and high is not None and low > high:
         raise RuleError(f"{path}.min", f"is {low}, above max, {high}")
     return Range(low, high)
 
 
-def _object(raw: Any, path: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+def _object(raw: Any, path: str, field_names: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
-        raise RuleError(path, f"must be an object with {', '.join(known)}, got {short_repr(raw)}")
+        raise RuleError(
+            path, f"must be an object with {', '.join(field_names)}, got {short_repr(raw)}"
+        )
     for name in raw:
-        if name not in known:
-            message = f"is unknown; the fields are {', '.join(known)}"
+        if name not in field_names:
+            message = f"is unknown; the fields are {', '.join(field_names)}"
             raise RuleError(f"{path}.{truncate(str(name), 64)}", message, "unknown_parameter")
     return raw

@@ -78,25 +78,25 @@ class Match:
 
     def mismatch(self, traits: Traits) -> str | None:
         """Why the request does not match, `overlap` aside; `None` if it does."""
-        for name, wanted, got in (
+        for name, expected, got in (
             ("model", self.model, traits.model),
             ("api_key", self.api_key, traits.api_key),
             ("structured", self.structured, traits.structured),
         ):
-            if wanted is not None and wanted != got:
-                return f"{name} is {got!r}, not {wanted!r}"
+            if expected is not None and expected != got:
+                return f"{name} is {got!r}, not {expected!r}"
         for name, pattern in self.headers:
             value = traits.headers.get(name)
             if value is None:
                 return f"there is no header {name}"
             if len(value) > MAX_VALUE_CHARS or not fnmatchcase(value, pattern):
                 return f"header {name} is {truncate(value, 80)!r}, which {pattern!r} does not match"
-        for name, wanted_range, number in (
+        for name, allowed, number in (
             ("prompt_tokens", self.prompt_tokens, traits.prompt_tokens),
             ("temperature", self.temperature, traits.temperature),
         ):
-            if wanted_range is not None and not wanted_range.holds(number):
-                return outside(name, number, wanted_range)
+            if allowed is not None and not allowed.holds(number):
+                return outside(name, number, allowed)
         return None
 
     def covers(self, other: "Match") -> bool:
@@ -122,39 +122,41 @@ class Rule:
 
     Attributes:
         use: the method that its requests get, looked up for each of them.
-        given: the rule as it was written.
+        source: the rule as it was written.
     """
 
     name: str
     match: Match
     use: MethodRequest
-    given: Mapping[str, Any] = field(compare=False)
+    source: Mapping[str, Any] = field(compare=False)
 
 
-def outside(name: str, value: float, wanted: Range) -> str:
+def outside(name: str, value: float, allowed: Range) -> str:
     """Says that a number is outside a range."""
-    if wanted.low is not None and value < wanted.low:
-        return f"{name} is {value:g}, below {wanted.low:g}"
-    return f"{name} is {value:g}, above {wanted.high:g}"
+    if allowed.low is not None and value < allowed.low:
+        return f"{name} is {value:g}, below {allowed.low:g}"
+    return f"{name} is {value:g}, above {allowed.high:g}"
 
 
 def unreachable(rules: Sequence[Rule]) -> tuple[str, ...]:
     """A warning for each rule that an earlier one leaves no request to."""
-    found = []
+    warnings = []
     for i, rule in enumerate(rules):
         for earlier in rules[:i]:
             if earlier.match.covers(rule.match):
-                found.append(
+                warnings.append(
                     f"rules.{i} ({rule.name}) never decides: {earlier.name}, which comes before "
                     f"it, matches {'every request' if _is_any(earlier) else 'all its requests'}"
                 )
                 break
-    return tuple(found)
+    return tuple(warnings)
 
 
 def _is_any(rule: Rule) -> bool:
     return rule.match.covers(Match())
 
 
-def _covers(mine: Range | None, other: Range | None, domain: tuple[float, float | None]) -> bool:
-    return mine is None or mine.covers(other, domain)
+def _covers(
+    condition: Range | None, other: Range | None, domain: tuple[float, float | None]
+) -> bool:
+    return condition is None or condition.covers(other, domain)

@@ -18,7 +18,7 @@ class Attempt:
     Attributes:
         timeout_s, on_timeout: a drain's limit, and what it does then.
         when: Unix time in seconds.
-        begun: the same in seconds of the performance counter.
+        start_s: the same by `time.perf_counter`.
         moves: running requests change to the method too.
         aborted: how many requests its drain ended.
         fleet: the rank of the fleet's state that it belongs to, if it does.
@@ -32,7 +32,7 @@ class Attempt:
     on_timeout: OnTimeout
     reason: str | None
     when: float
-    begun: float
+    start_s: float
     moves: bool
     aborted: int = 0
     fleet: FleetRank | None = None
@@ -40,7 +40,7 @@ class Attempt:
     @property
     def took_ms(self) -> float:
         """Milliseconds from the call until now."""
-        return round((time.perf_counter() - self.begun) * 1e3, 3)
+        return round((time.perf_counter() - self.start_s) * 1e3, 3)
 
     def intent(self) -> Intent:
         """What the audit has of it before it begins."""

@@ -27,8 +27,8 @@ class DrainTimeout(Exception):
         requests = "1 admitted request" if in_flight == 1 else f"{in_flight} admitted requests"
         message = f"{requests} did not end within {timeout_s:g} s"
         if aborted:
-            ended = "1 request" if aborted == 1 else f"{aborted} requests"
-            message += f", nor after the drain had aborted {ended}"
+            aborted_requests = "1 request" if aborted == 1 else f"{aborted} requests"
+            message += f", nor after the drain had aborted {aborted_requests}"
         super().__init__(message)
         self.in_flight = in_flight
         self.aborted = aborted

@@ -90,7 +90,7 @@ def select(
     otherwise. Raises `SelectionError`.
     """
     otherwise = active.spec_method if routed is None else routed.spec_method
-    by = SelectedBy.REQUEST
+    selected_by = SelectedBy.REQUEST
     if request.has_prediction:
         spec_method = _for_prediction(request, loaded)
     elif request.is_named:
@@ -99,11 +99,11 @@ def select(
         spec_method = _capped(request, otherwise, loaded)
     else:
         spec_method = otherwise
-        by = SelectedBy.ACTIVE if routed is None else SelectedBy.RULE
+        selected_by = SelectedBy.ACTIVE if routed is None else SelectedBy.RULE
     rule = None if routed is None or decides_itself(request) else routed.rule
-    pinned = by is not SelectedBy.ACTIVE
+    pinned = selected_by is not SelectedBy.ACTIVE
     params = SpecDecodeParams(spec_method, pinned=pinned, switch_epoch=active.epoch)
-    return Selection(params, spec_method.proposer, by, rule)
+    return Selection(params, spec_method.proposer, selected_by, rule)
 
 
 def resolve(request: MethodRequest, loaded: LoadedProposers) -> SpecMethod:
@@ -150,14 +150,14 @@ def _for_prediction(request: MethodRequest, loaded: LoadedProposers) -> SpecMeth
         message = f"prediction: no proposer of the method {PREDICTION} is loaded"
         raise SelectionError(message, "prediction", "proposer_not_found")
     names_proposer = request.is_named and policy_name(request.proposer or "") is None
-    chosen = resolve(request if names_proposer else replace(request, proposer=able[0]), loaded)
-    if chosen.proposer not in able:
+    method = resolve(request if names_proposer else replace(request, proposer=able[0]), loaded)
+    if method.proposer not in able:
         raise SelectionError(
             f"prediction is drafted by {' or '.join(able)}, so {request.proposer_param} cannot name"
             f" another proposer, and {request.k_param} cannot be 0",
             "prediction",
         )
-    return chosen
+    return method
 
 
 def _capped(request: MethodRequest, method: SpecMethod, loaded: LoadedProposers) -> SpecMethod:

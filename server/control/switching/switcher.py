@@ -147,7 +147,7 @@ class Switcher:
             on_timeout,
             reason,
             when=time.time(),
-            begun=time.perf_counter(),
+            start_s=time.perf_counter(),
             moves=switch_mode == SwitchMode.IMMEDIATE,
             fleet=fleet,
         )
@@ -195,8 +195,8 @@ class Switcher:
         try:
             switch_mode = SwitchMode(mode)
         except ValueError:
-            known = ", ".join(SwitchMode)
-            raise SelectionError(f"mode must be one of {known}", "mode", "unknown_mode") from None
+            modes = ", ".join(SwitchMode)
+            raise SelectionError(f"mode must be one of {modes}", "mode", "unknown_mode") from None
         return switch_mode, resolve(request, self._loaded_proposers())
 
     def _begin(self, attempt: Attempt) -> None:
@@ -251,8 +251,8 @@ class Switcher:
         except TimeoutError:
             if self._stopping:
                 raise DrainStopped from None
-            left = len(self.in_flight)
-            raise DrainTimeout(attempt.timeout_s, left, attempt.aborted) from None
+            remaining = len(self.in_flight)
+            raise DrainTimeout(attempt.timeout_s, remaining, attempt.aborted) from None
         finally:
             self._deadline = None
 

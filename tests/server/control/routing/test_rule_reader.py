@@ -44,7 +44,7 @@ def test_a_rule_with_every_condition_is_read() -> None:
         overlap=Range(0.6, None),
     )
     assert (rule.name, rule.use.proposer) == ("r", "ngram")
-    assert rule.given == one(match=match)
+    assert rule.source == one(match=match)
 
 
 @pytest.mark.parametrize("name", ["auto", "load", "none", "primary", "[ngram]", None])
