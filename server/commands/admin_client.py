@@ -72,8 +72,8 @@ class Parser(argparse.ArgumentParser):
 
     def fleet_urls(self, options: argparse.Namespace) -> list[str]:
         """The addresses of `--url`; several only with `--all`. Ends the process otherwise."""
-        given = options.url or (os.environ.get(URL_VARIABLE) or DEFAULT_URL).split(",")
-        urls = [url.strip() for url in given]
+        addresses = options.url or (os.environ.get(URL_VARIABLE) or DEFAULT_URL).split(",")
+        urls = [url.strip() for url in addresses]
         if len(urls) > 1 and not options.all:
             self.error("--url: several addresses need --all")
         for url in urls if options.all else []:

@@ -93,10 +93,10 @@ def count_input(path: Path) -> int:
         count += 1
         if item.custom_id is None:
             continue
-        first = lines.setdefault(item.custom_id, item.line)
-        if first != item.line:
+        first_line = lines.setdefault(item.custom_id, item.line)
+        if first_line != item.line:
             raise BatchError(
-                f"{path}: the lines {first} and {item.line} have the same custom_id, "
+                f"{path}: the lines {first_line} and {item.line} have the same custom_id, "
                 f"{short_repr(item.custom_id)}; nothing was run"
             )
     return count
@@ -202,10 +202,10 @@ class Output:
         """Appends an entry. Raises `BatchError`."""
         line = json.dumps(entry).encode() + b"\n"
         try:
-            whole = self._file.write(line) == len(line)
+            is_complete = self._file.write(line) == len(line)
         except OSError as error:
             raise BatchError(f"{self._path}: {error.strerror}") from None
-        if not whole:
+        if not is_complete:
             raise BatchError(f"{self._path}: the disk is full")
         self.done.add(entry)
 

@@ -16,10 +16,10 @@ ACTIONS = {
 
 def bench(argv: Sequence[str]) -> int:
     """Runs a measurement and reports its results. Returns the process's exit status."""
-    first = Parser("specgate bench", "Measures speed.")
+    parser = Parser("specgate bench", "Measures speed.")
     actions = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
-    first.add_argument("action", choices=ACTIONS, help=f"{actions}; each has --help")
-    name = first.parse_args(argv[:1]).action
+    parser.add_argument("action", choices=ACTIONS, help=f"{actions}; each has --help")
+    name = parser.parse_args(argv[:1]).action
     from benchmarks.commands import run_command
 
     command = import_module(f"benchmarks.commands.{name}")

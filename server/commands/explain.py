@@ -107,13 +107,13 @@ def _text(body: str) -> str:
 def _lines(answer: dict[str, Any]) -> list[str]:
     lines = [f"method     {shown(answer)}", f"why        {printable(answer['why'])}"]
     request = answer["request"]
-    known = ", ".join(f"{k} {v}" for k, v in request.items() if v is not None)
-    lines.append(f"request    {printable(known)}")
+    traits = ", ".join(f"{k} {v}" for k, v in request.items() if v is not None)
+    lines.append(f"request    {printable(traits)}")
     if answer["policy"] is not None:
         lines += policy_lines(answer["policy"])
     width = max((len(rule["rule"]) for rule in answer["rules"]), default=0)
     for i, rule in enumerate(answer["rules"]):
         matches = "matches" if rule["matches"] else "does not match"
-        first = "rules" if not i else ""
-        lines.append(f"{first:<10} {rule['rule']:<{width}}  {matches}: {printable(rule['why'])}")
+        label = "rules" if not i else ""
+        lines.append(f"{label:<10} {rule['rule']:<{width}}  {matches}: {printable(rule['why'])}")
     return lines

@@ -35,7 +35,7 @@ def status_all(
     try:
         while True:
             fleet = asyncio.run(_fetch(urls, options.admin_key))
-            agrees = not any(one.differs for one in fleet)
+            agrees = not any(row.differs for row in fleet)
             if options.json:
                 print(json.dumps({"agrees": agrees, "replicas": _json(fleet)}), flush=True)
             else:
@@ -56,9 +56,9 @@ async def _fetch(urls: Sequence[str], admin_key: str | None) -> list[ReplicaView
 
 def _json(fleet: Sequence[ReplicaView]) -> list[dict[str, Any]]:
     return [
-        {"replica": one.replica, "differs": one.differs}
-        | ({"error": one.error} if one.spec_method is None else {"spec_method": one.spec_method})
-        for one in fleet
+        {"replica": row.replica, "differs": row.differs}
+        | ({"error": row.error} if row.spec_method is None else {"spec_method": row.spec_method})
+        for row in fleet
     ]
 
 
@@ -66,25 +66,25 @@ def tables(fleet: Sequence[ReplicaView]) -> Group:
     """A line for each replica, those that differ marked."""
     names = ("", "replica", "active", "generation", "in flight", "acceptance rate", "engine", "why")
     table = Table(*names, box=None, pad_edge=False)
-    for one in fleet:
-        table.add_row(*_row(one))
+    for row in fleet:
+        table.add_row(*_cells(row))
     return Group(Text(_summary(fleet)), Text(), table)
 
 
-def _row(one: ReplicaView) -> tuple[str, ...]:
-    method = one.spec_method
+def _cells(row: ReplicaView) -> tuple[str, ...]:
+    method = row.spec_method
     if method is None:
-        return ("!", one.replica, "?", "-", "-", "-", "-", printable(one.error or ""))
+        return ("!", row.replica, "?", "-", "-", "-", "-", printable(row.error or ""))
     engine = method["engine"]
     why = [
-        *(["differs from the others"] if one.differs else []),
+        *(["differs from the others"] if row.differs else []),
         *(["a switch runs"] if method["fleet"]["switching"] else []),
         *([f"lags: {lag['message']}"] if (lag := method["fleet"]["lag"]) else []),
         *([engine["reason"]] if engine["reason"] else []),
     ]
     return (
-        "!" if one.differs or engine["state"] != "serving" else "",
-        one.replica,
+        "!" if row.differs or engine["state"] != "serving" else "",
+        row.replica,
         shown(method),
         str(method["fleet"]["generation"]),
         str(sum(method["in_flight"].values())),
@@ -95,12 +95,12 @@ def _row(one: ReplicaView) -> tuple[str, ...]:
 
 
 def _summary(fleet: Sequence[ReplicaView]) -> str:
-    silent = sum(one.spec_method is None for one in fleet)
-    differing = sum(one.differs for one in fleet) - silent
+    silent = sum(row.spec_method is None for row in fleet)
+    differing = sum(row.differs for row in fleet) - silent
     parts = [f"{len(fleet)} replicas"]
-    if (most := common(fleet)) is not None:
-        method = {"spec_method": most[0], "num_speculative_tokens": most[1]}
-        parts.append(f"{shown(method)}, generation {most[2]}")
+    if (majority := common(fleet)) is not None:
+        method = {"spec_method": majority[0], "num_speculative_tokens": majority[1]}
+        parts.append(f"{shown(method)}, generation {majority[2]}")
     parts.append(f"{differing} differ" if differing else "all that answer agree")
     if silent:
         parts.append(f"{silent} do not answer")
@@ -108,6 +108,6 @@ def _summary(fleet: Sequence[ReplicaView]) -> str:
 
 
 def _acceptance(proposers: Mapping[str, Any]) -> str:
-    drafted = sum(one["drafted"] for one in proposers.values())
-    accepted = sum(one["accepted"] for one in proposers.values())
+    drafted = sum(counts["drafted"] for counts in proposers.values())
+    accepted = sum(counts["accepted"] for counts in proposers.values())
     return f"{accepted / drafted:.2f}" if drafted else "-"

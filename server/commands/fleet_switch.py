@@ -122,16 +122,16 @@ def _print(report: FleetReport, *, as_json: bool) -> None:
     console = Console(width=_WIDTH, markup=False, highlight=False)
     names = ("replica", "outcome", "before", "now", "generation", "in flight", "ms", "why")
     table = Table(*names, box=None, pad_edge=False)
-    for one in report.replicas:
+    for replica_report in report.replicas:
         table.add_row(
-            one.replica,
-            one.outcome,
-            _method(one.previous),
-            _method(one.active),
-            _number(one.fleet_generation),
-            "-" if one.switch is None else str(one.switch.in_flight),
-            "-" if one.switch is None else f"{one.switch.waited_ms:.1f}",
-            "" if one.obstacle is None else printable(one.obstacle.message),
+            replica_report.replica,
+            replica_report.outcome,
+            _method(replica_report.previous),
+            _method(replica_report.active),
+            _number(replica_report.fleet_generation),
+            "-" if replica_report.switch is None else str(replica_report.switch.in_flight),
+            "-" if replica_report.switch is None else f"{replica_report.switch.waited_ms:.1f}",
+            "" if replica_report.obstacle is None else printable(replica_report.obstacle.message),
         )
     console.print(table)
     console.print()
@@ -139,13 +139,15 @@ def _print(report: FleetReport, *, as_json: bool) -> None:
 
 
 def _sentence(report: FleetReport) -> str:
-    total, have = len(report.replicas), report.named(ReplicaOutcome.SWITCHED)
+    total, switched = len(report.replicas), report.named(ReplicaOutcome.SWITCHED)
     late = ", ".join(
-        f"{each.replica} ({each.outcome})" for each in report.replicas if each not in have
+        f"{replica_report.replica} ({replica_report.outcome})"
+        for replica_report in report.replicas
+        if replica_report not in switched
     )
     what = {
         FleetOutcome.SWITCHED: f"{total} of {total} replicas switched",
-        FleetOutcome.PARTIAL: f"{len(have)} of {total} replicas switched; not yet: {late}. "
+        FleetOutcome.PARTIAL: f"{len(switched)} of {total} replicas switched; not yet: {late}. "
         "Those that lag follow by themselves, and so do those that have peers",
         FleetOutcome.UNCHANGED: "nothing has changed",
     }[report.outcome]
@@ -165,9 +167,9 @@ def _number(value: int | None) -> str:
 
 def _policies(text: str) -> dict[str, Any]:
     try:
-        given = json.loads(text)
+        policies = json.loads(text)
     except ValueError:
-        given = None
-    if not isinstance(given, dict) or not all(isinstance(p, dict) for p in given.values()):
+        policies = None
+    if not isinstance(policies, dict) or not all(isinstance(p, dict) for p in policies.values()):
         raise argparse.ArgumentTypeError(f"must be a JSON object of objects, got {text!r}")
-    return given
+    return policies

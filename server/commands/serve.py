@@ -38,8 +38,8 @@ def serve(argv: Sequence[str]) -> int:
     """Serves until a signal. Returns the process's exit status."""
     ignore_hang_ups()
     try:
-        given = load_settings(argv, os.environ)
-        settings = with_address(given)
+        loaded_settings = load_settings(argv, os.environ)
+        settings = with_address(loaded_settings)
         check_exposure(settings)
         tls = load_certificate(settings)
         max_connections = connection_limit(settings, descriptors.raise_limit())
@@ -54,7 +54,7 @@ def serve(argv: Sequence[str]) -> int:
         configure_logs(settings.log_level, json=settings.log_json, access=settings.access_log)
         for line in unknown_variables(os.environ):
             log.warning("unknown_variable", detail=line)
-        display = StartupDisplay(given)
+        display = StartupDisplay(loaded_settings)
         display.stage("Loading libraries")
         # Imports transformers, which takes seconds: an invalid setting must be reported before.
         from server.commands.server_process import ServerProcess
@@ -79,15 +79,15 @@ def ignore_hang_ups() -> None:
 
 def connection_limit(settings: Settings, limit: int) -> int:
     """The most open connections under a limit of descriptors. Raises `SettingsError`."""
-    wanted = settings.max_connections
-    if wanted is None:
+    max_connections = settings.max_connections
+    if max_connections is None:
         return descriptors.default_connections(limit)
-    needed = descriptors.needed(wanted)
+    needed = descriptors.needed(max_connections)
     if limit != resource.RLIM_INFINITY and needed > limit:
-        message = f"{wanted} need {needed} file descriptors; this process may have {limit}"
+        message = f"{max_connections} need {needed} file descriptors; this process may have {limit}"
         name = settings.written("max_connections")
         raise SettingsError(f"{name}: {message} (see ulimit -n)")
-    return wanted
+    return max_connections
 
 
 def with_address(settings: Settings) -> Settings:
@@ -120,13 +120,13 @@ def open_audit(settings: Settings) -> Audit:
         raise SettingsError(f"{name}: cannot write {path}: {error.strerror}") from None
 
 
-def bind(host: str, port: int, written: Callable[[str], str] = flag) -> socket.socket:
+def bind(host: str, port: int, setting_name: Callable[[str], str] = flag) -> socket.socket:
     """Binds the port before anything loads. Raises `SettingsError`.
 
     Args:
-        written: how messages name the settings `host` and `port`.
+        setting_name: how messages name the settings `host` and `port`.
     """
-    family, kind, protocol, _, address = _look_up(host, port, written)
+    family, kind, protocol, _, address = _look_up(host, port, setting_name)
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -138,18 +138,18 @@ def bind(host: str, port: int, written: Callable[[str], str] = flag) -> socket.s
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             hint = "choose another one, or 0 for a free one"
             raise SettingsError(
-                f"{written('port')}: {port} on {host}: {error.strerror}; {hint}"
+                f"{setting_name('port')}: {port} on {host}: {error.strerror}; {hint}"
             ) from None
         raise SettingsError(
-            f"{written('host')}: cannot listen on {host}: {error.strerror}"
+            f"{setting_name('host')}: cannot listen on {host}: {error.strerror}"
         ) from None
     return listener
 
 
-def _look_up(host: str, port: int, written: Callable[[str], str]) -> Any:
+def _look_up(host: str, port: int, setting_name: Callable[[str], str]) -> Any:
     """What `socket.getaddrinfo` says first of a host. Raises `SettingsError`."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"{written('host')}: cannot resolve {host!r}: {reason}") from None
+        raise SettingsError(f"{setting_name('host')}: cannot resolve {host!r}: {reason}") from None

@@ -123,8 +123,8 @@ def _completion(url: str, settings: Settings, keys: KeySet) -> str:
 def _switch(url: str, info: EngineInfo, settings: Settings, keys: KeySet) -> str:
     if not keys.has(Role.ADMIN) and (len(keys) or not is_loopback(settings.host)):
         return "no admin key is set, so the server cannot be switched: see --admin-key"
-    others = [p.name for p in info.proposers if p.name != settings.initial_proposer]
-    body: dict[str, object] = {"speculative_model": others[0] if others else NONE}
+    other_names = [p.name for p in info.proposers if p.name != settings.initial_proposer]
+    body: dict[str, object] = {"speculative_model": other_names[0] if other_names else NONE}
     key = "SPECGATE_ADMIN_KEY" if keys.has(Role.ADMIN) else None
     return _curl(f"{url}/v1/switch_spec_method", body, key)
 

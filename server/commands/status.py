@@ -168,16 +168,16 @@ def _switches(switches: Sequence[dict[str, Any]]) -> Table | Text:
         return Text("no switch yet")
     names = ("when", "from", "to", "mode", "outcome", "took ms", "who", "reason")
     table = Table(*names, box=None, pad_edge=False)
-    for one in switches:
+    for switch in switches:
         table.add_row(
-            _time(one["when"]),
-            shown(one["from"]),
-            shown(one["to"]),
-            one["mode"],
-            one["outcome"],
-            f"{one['took_ms']:.1f}",
-            one["who"],
-            printable(one["reason"] or ""),
+            _time(switch["when"]),
+            shown(switch["from"]),
+            shown(switch["to"]),
+            switch["mode"],
+            switch["outcome"],
+            f"{switch['took_ms']:.1f}",
+            switch["who"],
+            printable(switch["reason"] or ""),
         )
     return table
 

@@ -117,19 +117,19 @@ def _add_fleet(
                 502, str(error), type="server_error", code="server_unreachable"
             ) from None
         replicas = HttpFleet(client, addresses, _headers(request, on_loopback))
-        return JSONResponse([_line(one) for one in await view(replicas)])
+        return JSONResponse([_line(row) for row in await view(replicas)])
 
     app.add_api_route("/fleet", show_fleet, methods=["GET"], include_in_schema=False)
 
 
-def _line(one: ReplicaView) -> dict[str, Any]:
-    shown = one.spec_method
+def _line(row: ReplicaView) -> dict[str, Any]:
+    method = row.spec_method
     names = ("spec_method", "num_speculative_tokens", "in_flight", "fleet")
     return {
-        "replica": one.replica,
-        "differs": one.differs,
-        "error": one.error,
-        **{name: None if shown is None else shown[name] for name in names},
+        "replica": row.replica,
+        "differs": row.differs,
+        "error": row.error,
+        **{name: None if method is None else method[name] for name in names},
     }
 
 

@@ -49,8 +49,8 @@ async def resolve(urls: Iterable[str]) -> list[Address]:
         ValueError: a URL cannot be called.
         OSError: a name has no address; the message has the URL.
     """
-    found = await asyncio.gather(*(_resolve(url.rstrip("/")) for url in urls))
-    return list(dict.fromkeys(address for addresses in found for address in addresses))
+    address_lists = await asyncio.gather(*(_resolve(url.rstrip("/")) for url in urls))
+    return list(dict.fromkeys(address for addresses in address_lists for address in addresses))
 
 
 async def _resolve(url: str) -> list[Address]:

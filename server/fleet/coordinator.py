@@ -84,22 +84,22 @@ async def switch_fleet(fleet: Fleet, order: Order) -> FleetReport:
     A replica that refuses, or does not answer, keeps no other back. If the caller is cancelled, the
     replicas that were told have the state, or will.
     """
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     checked = await fleet.check(order)
-    check_ms = _ms_since(begun)
+    check_ms = _ms_since(start_s)
     answers = [answer for answer in checked.values() if isinstance(answer, Checked)]
     if (refusal := _refusal(checked)) is not None:
         replicas = tuple(_unchanged(name, answer) for name, answer in checked.items())
         return FleetReport(FleetOutcome.UNCHANGED, None, refusal, replicas, check_ms, check_ms)
     base = max((answer.fleet.desired for answer in answers), key=rank_of)
-    to = next(answer.to for answer in answers if isinstance(answer.to, SpecMethodBody))
-    desired = next_state(base, to, order.policies or {})
+    target = next(answer.to for answer in answers if isinstance(answer.to, SpecMethodBody))
+    desired = next_state(base, target, order.policies or {})
     states = await fleet.set(desired, order.way)
     # A replica that was checked and is gone has left the fleet.
     replicas = tuple(_report(name, checked.get(name), states[name], desired) for name in states)
     is_whole = {report.outcome for report in replicas} == {ReplicaOutcome.SWITCHED}
     outcome = FleetOutcome.SWITCHED if is_whole else FleetOutcome.PARTIAL
-    return FleetReport(outcome, desired, None, replicas, check_ms, _ms_since(begun))
+    return FleetReport(outcome, desired, None, replicas, check_ms, _ms_since(start_s))
 
 
 def _refusal(checked: Mapping[str, Checked | Obstacle]) -> Obstacle | None:
@@ -108,8 +108,10 @@ def _refusal(checked: Mapping[str, Checked | Obstacle]) -> Obstacle | None:
     obstacles = []
     for name, answer in checked.items():
         match _target(answer):
-            case SpecMethodBody() as to:
-                targets[to] = f"{to.spec_method} with k {to.num_speculative_tokens} at {name}"
+            case SpecMethodBody() as target:
+                targets[target] = (
+                    f"{target.spec_method} with k {target.num_speculative_tokens} at {name}"
+                )
             case Obstacle() as obstacle:
                 obstacles.append(replace(obstacle, message=f"{name}: {obstacle.message}"))
     if len(targets) > 1:
@@ -134,31 +136,33 @@ def _unchanged(name: str, answer: Checked | Obstacle) -> ReplicaReport:
     obstacle = target if isinstance(target, Obstacle) else None
     if isinstance(answer, Obstacle):
         return ReplicaReport(name, outcome, obstacle=obstacle)
-    has, number = answer.active, answer.fleet.generation
-    return ReplicaReport(name, outcome, has, has, number, None, obstacle)
+    active, number = answer.active, answer.fleet.generation
+    return ReplicaReport(name, outcome, active, active, number, None, obstacle)
 
 
 def _report(
     name: str,
-    before: Checked | Obstacle | None,
-    last: ReplicaState | Obstacle,
+    check_answer: Checked | Obstacle | None,
+    set_answer: ReplicaState | Obstacle,
     desired: DesiredState,
 ) -> ReplicaReport:
     """The report of a replica that was told a state."""
-    previous = before.active if isinstance(before, Checked) else None
-    if isinstance(last, Obstacle):
-        return ReplicaReport(name, ReplicaOutcome.UNKNOWN, previous, obstacle=last)
-    outcome, obstacle = ReplicaOutcome.SWITCHED, last.fleet.lag
-    if rank_of(last.fleet.desired) != desired.rank:
+    previous = check_answer.active if isinstance(check_answer, Checked) else None
+    if isinstance(set_answer, Obstacle):
+        return ReplicaReport(name, ReplicaOutcome.UNKNOWN, previous, obstacle=set_answer)
+    outcome, obstacle = ReplicaOutcome.SWITCHED, set_answer.fleet.lag
+    if rank_of(set_answer.fleet.desired) != desired.rank:
         outcome = ReplicaOutcome.SUPERSEDED
         obstacle = Obstacle("another switch of the fleet came meanwhile", 409, "switch_in_progress")
     elif obstacle is not None:
         outcome = ReplicaOutcome.LAGS
-    if last.switch is not None:
-        previous = last.switch.previous
-    number = last.fleet.generation
-    return ReplicaReport(name, outcome, previous, last.active, number, last.switch, obstacle)
+    if set_answer.switch is not None:
+        previous = set_answer.switch.previous
+    number = set_answer.fleet.generation
+    return ReplicaReport(
+        name, outcome, previous, set_answer.active, number, set_answer.switch, obstacle
+    )
 
 
-def _ms_since(begun: float) -> float:
-    return round((time.perf_counter() - begun) * 1e3, 3)
+def _ms_since(start_s: float) -> float:
+    return round((time.perf_counter() - start_s) * 1e3, 3)

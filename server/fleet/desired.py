@@ -65,15 +65,15 @@ def rank_of(state: DesiredState | None) -> FleetRank:
 
 
 def next_state(
-    base: DesiredState | None, to: SpecMethodBody, policies: Policies, revision: int = 0
+    base: DesiredState | None, method: SpecMethodBody, policies: Policies, revision: int = 0
 ) -> DesiredState:
     """The state after `base`: another method, other parameters of these policies."""
     # A policy has several names; one that is unknown was refused by a check, or is by a replica.
     merged = {policy_name(name) or name: dict(policies[name]) for name in policies}
     if base is not None:
         merged, revision = base.policies | merged, max(base.revision, revision)
-    generation, k = rank_of(base).generation + 1, to.num_speculative_tokens
-    return DesiredState(generation, to.spec_method, k, merged, revision)
+    generation, k = rank_of(base).generation + 1, method.num_speculative_tokens
+    return DesiredState(generation, method.spec_method, k, merged, revision)
 
 
 _STATE = TypeAdapter(DesiredState)

@@ -38,9 +38,9 @@ class Follower:
         self._poll_s = poll_s
         self._following: asyncio.Task[None] | None = None
 
-    async def learn(self, most: int = ASKED_AT_START) -> bool:
+    async def learn(self, max_replicas: int = ASKED_AT_START) -> bool:
         """Takes what at most so many others know. Returns whether any has answered."""
-        states = await self._ask(most)
+        states = await self._ask(max_replicas)
         largest = max(states, key=rank_of, default=None)
         if largest is not None and largest.rank > rank_of(self._member.desired):
             await self._member.set(largest)

@@ -71,14 +71,14 @@ class Member:
             proposer_param="speculative_model",
             k_param="num_speculative_tokens",
         )
-        to: SpecMethodBody | Obstacle
+        target: SpecMethodBody | Obstacle
         try:
             self._policy_admin.check(order.policies or {})
-            to = SpecMethodBody.of(self._switcher.check(request, order.way.mode)[0])
+            target = SpecMethodBody.of(self._switcher.check(request, order.way.mode)[0])
         except (SelectionError, PolicyError) as error:
-            to = _obstacle(error)
+            target = _obstacle(error)
         active = SpecMethodBody.of(self._switcher.active.spec_method)
-        return Checked(active, to, self.status())
+        return Checked(active, target, self.status())
 
     async def set(
         self, desired: DesiredState, way: Way = FOLLOWING, caller: Caller = SERVER
@@ -88,15 +88,15 @@ class Member:
         The same call again gets the same answer. A cancelled caller ends nothing. A larger state
         ends the drain of a smaller one.
         """
-        rank, own = desired.rank, rank_of(self._desired)
-        if rank > own or (rank == own and self._is_between_tries):
+        rank, own_rank = desired.rank, rank_of(self._desired)
+        if rank > own_rank or (rank == own_rank and self._is_between_tries):
             self._desired, self._lag = desired, SWITCHING
             self._tried = tried = asyncio.get_running_loop().create_future()
             work = self._follow(desired, way, caller, self._following, tried)
             self._following = asyncio.create_task(work)
             self._following.add_done_callback(lambda _: _end(tried))
         switch = None
-        if rank >= own and self._tried is not None:
+        if rank >= own_rank and self._tried is not None:
             switch = await asyncio.shield(self._tried)
         return self.state(switch)
 
@@ -119,13 +119,13 @@ class Member:
         desired: DesiredState,
         way: Way,
         caller: Caller,
-        before: "asyncio.Task[None] | None",
+        previous_task: "asyncio.Task[None] | None",
         tried: "asyncio.Future[SwitchResult | None]",
     ) -> None:
         """Tries until the server has the state, after it has ended the tries of the one before."""
-        if before is not None:
-            before.cancel()
-            await asyncio.wait([before])
+        if previous_task is not None:
+            previous_task.cancel()
+            await asyncio.wait([previous_task])
         await self._switcher.settled()
         tried.set_result(await self._try(desired, way, caller, is_first=True))
         pause_s = RETRY_S

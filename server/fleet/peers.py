@@ -34,18 +34,20 @@ class Peers:
         self._state_file = state_file
         self._lookup: asyncio.Task[list[Address]] | None = None
 
-    async def ask(self, most: int) -> list[DesiredState | None]:
+    async def ask(self, max_peers: int) -> list[DesiredState | None]:
         """What at most so many peers and the file say; see `follower.Ask`."""
         states: list[DesiredState | None] = []
         try:
             addresses = await self._addresses()
-            chosen = random.sample(addresses, min(most, len(addresses)))
-            answers = await HttpFleet(self._client, chosen).shown(PEER_ANSWER_S)
+            sample = random.sample(addresses, min(max_peers, len(addresses)))
+            answers = await HttpFleet(self._client, sample).shown(PEER_ANSWER_S)
         except (OSError, ValueError) as error:
             # A name with a part that is too long has no encoding, which is a ValueError.
             log.debug("fleet_name_failed", error=str(error))
         else:
-            states = [shown.fleet.desired for shown in answers.values() if isinstance(shown, Shown)]
+            states = [
+                answer.fleet.desired for answer in answers.values() if isinstance(answer, Shown)
+            ]
         try:
             in_file = None if self._state_file is None else read_state(self._state_file)
         except (OSError, ValueError) as error:

@@ -19,14 +19,14 @@ class ReplicaView:
     Attributes:
         spec_method: the answer of `GET /v1/spec_method`; `None` without one.
         error: why there is none.
-        has: what must be the same everywhere: method, k and fleet generation.
+        method_key: what must be the same everywhere: method, k and fleet generation.
         differs: it does not answer, or has something else than most.
     """
 
     replica: str
     spec_method: dict[str, Any] | None
     error: str | None
-    has: tuple[str, int, int] | None
+    method_key: tuple[str, int, int] | None
     differs: bool = False
 
 
@@ -34,18 +34,24 @@ async def view(fleet: HttpFleet) -> list[ReplicaView]:
     """Asks every replica, and marks those that differ."""
     answers = await fleet.shown(VIEW_ANSWER_S)
     views = [_view(replica, answer) for replica, answer in answers.items()]
-    most = common(views)
-    return [replace(each, differs=each.has is None or each.has != most) for each in views]
+    majority = common(views)
+    return [
+        replace(
+            replica_view,
+            differs=replica_view.method_key is None or replica_view.method_key != majority,
+        )
+        for replica_view in views
+    ]
 
 
 def common(views: Sequence[ReplicaView]) -> tuple[str, int, int] | None:
     """What most replicas have; of two that are as frequent, the one of the higher generation."""
-    counts = Counter(each.has for each in views if each.has is not None)
-    return max(counts, key=lambda has: (counts[has], has[2]), default=None)
+    counts = Counter(replica.method_key for replica in views if replica.method_key is not None)
+    return max(counts, key=lambda method_key: (counts[method_key], method_key[2]), default=None)
 
 
 def _view(replica: str, answer: Shown | Obstacle) -> ReplicaView:
     if isinstance(answer, Obstacle):
         return ReplicaView(replica, None, answer.message, None)
-    has = (answer.spec_method, answer.num_speculative_tokens, answer.fleet.generation)
-    return ReplicaView(replica, answer.model_dump(mode="json"), None, has)
+    method_key = (answer.spec_method, answer.num_speculative_tokens, answer.fleet.generation)
+    return ReplicaView(replica, answer.model_dump(mode="json"), None, method_key)

@@ -117,10 +117,10 @@ class ServeFleet:
         if self._follower is not None:
             await self._follower.close()
 
-    async def _ask(self, most: int) -> list[DesiredState | None]:
+    async def _ask(self, max_replicas: int) -> list[DesiredState | None]:
         """See `follower.Ask`."""
         try:
-            if most > 1:
+            if max_replicas > 1:
                 return [state.fleet.desired for state in (await self.states()).values()]
             _, state = await self._handle.fleet_call.remote("state")
             return [state.fleet.desired]

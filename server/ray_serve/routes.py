@@ -57,17 +57,17 @@ def _add_changes(router: APIRouter, fleet: ServeFleet) -> None:
     @router.post("/v1/switch_spec_method")
     async def switch_spec_method(request: Request, body: SwitchRequest) -> dict[str, Any]:
         """Makes another proposer, a policy, or plain decoding the method of every replica."""
-        asked = body.method_request()
-        order = Order(asked.proposer, asked.num_speculative_tokens, way=body.way())
+        method = body.method_request()
+        order = Order(method.proposer, method.num_speculative_tokens, way=body.way())
         report = await _switched(request, fleet, order)
-        first = asdict(report.replicas[0])
+        first_report = asdict(report.replicas[0])
         switches = [each.switch for each in report.replicas if each.switch is not None]
         return {
-            "previous": first["previous"],
-            "active": first["active"],
+            "previous": first_report["previous"],
+            "active": first_report["active"],
             "mode": body.mode,
-            "generation": first["fleet_generation"],
-            "fleet_generation": first["fleet_generation"],
+            "generation": first_report["fleet_generation"],
+            "fleet_generation": first_report["fleet_generation"],
             "in_flight": sum(switch.in_flight for switch in switches),
             "aborted": sum(switch.aborted for switch in switches),
             "waited_ms": report.took_ms,
@@ -83,9 +83,9 @@ def _add_changes(router: APIRouter, fleet: ServeFleet) -> None:
         if body.policies is None:
             raise InvalidField("policies", "policies is required.", "missing_required_parameter")
         # With the fleet's method; before its first switch, with that of this replica.
-        has = await fleet.desired() or fleet.member.state().active
-        k = has.num_speculative_tokens or None
-        order = Order(has.spec_method, k, body.policies, Way(reason=body.reason))
+        method = await fleet.desired() or fleet.member.state().active
+        k = method.num_speculative_tokens or None
+        order = Order(method.spec_method, k, body.policies, Way(reason=body.reason))
         report = await _switched(request, fleet, order)
         return {"policies": body.policies, "fleet": asdict(report)}
 

@@ -35,10 +35,10 @@ class UserConfig(BaseModel):
         return Order(self.spec_method, self.num_speculative_tokens, self.spec_policy, way)
 
 
-def read_user_config(given: Any) -> UserConfig:
+def read_user_config(raw_config: Any) -> UserConfig:
     """The `user_config`. Raises `UserConfigError`."""
     try:
-        return UserConfig.model_validate(given)
+        return UserConfig.model_validate(raw_config)
     except ValidationError as error:
         faults = (
             f"{'.'.join(map(str, fault['loc'])) or 'user_config'}: {fault['msg']}, "
