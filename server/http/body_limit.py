@@ -32,17 +32,17 @@ class Pace:
         deadline: when the next `PROGRESS_BYTES`, or the end, must have arrived.
     """
 
-    def __init__(self, timeout_s: float, now: float) -> None:
+    def __init__(self, timeout_s: float, now_s: float) -> None:
         self._timeout_s = timeout_s
         self._missing = PROGRESS_BYTES
-        self.deadline = now + timeout_s
+        self.deadline = now_s + timeout_s
 
-    def add(self, num_bytes: int, now: float) -> None:
+    def add(self, num_bytes: int, now_s: float) -> None:
         """Notes that bytes have arrived."""
         self._missing -= num_bytes
         if self._missing <= 0:
             self._missing = PROGRESS_BYTES
-            self.deadline = now + self._timeout_s
+            self.deadline = now_s + self._timeout_s
 
 
 class BodyLimit:
@@ -129,8 +129,8 @@ class _Body:
         except TimeoutError:
             if not self._was_ended:
                 timeout_s = self._limit.settings.body_timeout_s
-                least = f"{PROGRESS_BYTES >> 10} KiB of the body"
-                message = f"Less than {least} arrived within {timeout_s:g} s."
+                amount = f"{PROGRESS_BYTES >> 10} KiB of the body"
+                message = f"Less than {amount} arrived within {timeout_s:g} s."
                 raise HTTPException(408, message, {"Connection": "close"}) from None
         finally:
             self._waiting = None

@@ -51,13 +51,13 @@ class _CountedWrites(asyncio.Transport):
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
-        self.written = 0
+        self.num_written = 0
         self._write = transport.write
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
         self.close = transport.close  # type: ignore[method-assign]
 
     def write(self, data: Any) -> None:
-        self.written += len(data)
+        self.num_written += len(data)
         self._write(data)
 
 
@@ -214,34 +214,34 @@ class Connection(HttpToolsProtocol):
 
     # What the once-a-second look calls.
 
-    def check(self, now: float) -> int:
+    def check(self, now_s: float) -> int:
         """See `Watched.check`."""
-        sent = self._num_sent()
-        unsent = self._answers.written - sent
+        num_sent = self._num_sent()
+        num_unsent = self._answers.num_written - num_sent
         closing = self.transport.is_closing()
-        if sent != self._sent or not (unsent or closing):
-            self._sent, self._sent_at = sent, now
-        elif now - self._sent_at >= self._limits.write_timeout_s:
-            if unsent:
+        if num_sent != self._sent or not (num_unsent or closing):
+            self._sent, self._sent_at = num_sent, now_s
+        elif now_s - self._sent_at >= self._limits.write_timeout_s:
+            if num_unsent:
                 self._abort_unread(CloseReason.NOT_READ)
             else:
                 # It was closed, and the client's end of TLS does not come.
                 self.transport.abort()
             return 0
         if not self._is_answering and not closing:
-            self._check_reading(now - self._since)
-        return unsent
+            self._check_reading(now_s - self._since)
+        return num_unsent
 
     def _num_sent(self) -> int:
         """The bytes of answers that are sent."""
-        written = self._answers.written
-        if self._handshake is not None and self._sent < written:
+        num_written = self._answers.num_written
+        if self._handshake is not None and self._sent < num_written:
             # A transport of TLS does not say what the one below it buffers. What is encrypted is
             # a little more than what was written.
             acknowledged = self._handshake.acknowledged()
             if acknowledged is not None:
-                return min(acknowledged, written)
-        return written - self.transport.get_write_buffer_size()
+                return min(acknowledged, num_written)
+        return num_written - self.transport.get_write_buffer_size()
 
     def end_unread(self) -> None:
         """See `Watched.end_unread`."""

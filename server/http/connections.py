@@ -37,8 +37,8 @@ class Handshaking(Pending, Protocol):
 class Watched(Pending, Protocol):
     """A connection that can send requests, as `Connections` sees it."""
 
-    def check(self, now: float) -> int:
-        """Closes the connection if one of its deadlines has passed; `now` is the loop's time.
+    def check(self, now_s: float) -> int:
+        """Closes the connection if one of its deadlines has passed; `now_s` is the loop's time.
 
         Returns the bytes that its client leaves unread.
         """
@@ -109,16 +109,19 @@ class Connections:
         return entry
 
     def opened(
-        self, connection: Watched, loop: asyncio.AbstractEventLoop, after: Handshaking | None = None
+        self,
+        connection: Watched,
+        loop: asyncio.AbstractEventLoop,
+        handshake: Handshaking | None = None,
     ) -> Entry:
         """Notes a connection that can send requests, and says what it gets.
 
         Args:
-            after: the handshake that it has had until now.
+            handshake: that of the connection, which has ended.
         """
         self._begin_watch(loop)
-        if after is not None:
-            self._forget(after)
+        if handshake is not None:
+            self._forget(handshake)
         entry = self._enter(connection)
         if entry is not Entry.NONE:
             self._open[connection] = None
@@ -137,20 +140,22 @@ class Connections:
         self._forget(connection)
         self._show()
 
-    def closing(self, reason: CloseReason, peer: str, now: float, **fields: object) -> None:
+    def closing(self, reason: CloseReason, peer: str, now_s: float, **fields: object) -> None:
         """Counts and logs that the server closes a connection."""
         self._metrics.count(reason)
         if reason is not CloseReason.IDLE:
-            self._warnings[reason].add(now, reason=reason.value, peer=peer, **fields)
+            self._warnings[reason].add(now_s, reason=reason.value, peer=peer, **fields)
 
-    def check(self, now: float) -> None:
-        """Looks at all connections and at the descriptors; `now` is the loop's time."""
-        self._check_unsent({connection: connection.check(now) for connection in tuple(self._open)})
+    def check(self, now_s: float) -> None:
+        """Looks at all connections and at the descriptors; `now_s` is the loop's time."""
+        self._check_unsent(
+            {connection: connection.check(now_s) for connection in tuple(self._open)}
+        )
         if self._exhausted():
             self._metrics.exhausted.inc()
-            self._no_descriptors.add(now, connections=len(self))
+            self._no_descriptors.add(now_s, connections=len(self))
         for warning in (*self._warnings.values(), self._no_descriptors):
-            warning.flush(now)
+            warning.flush(now_s)
 
     def _enter(self, connection: Pending) -> Entry:
         if self.give_place(connection) or (
@@ -176,7 +181,7 @@ class Connections:
         self._open.pop(cast(Watched, connection), None)
 
     def _show(self) -> None:
-        self._metrics.open.set(len(self))
+        self._metrics.num_open.set(len(self))
         self._metrics.handshakes.set(len(self._handshakes))
 
     def _check_unsent(self, unsent: dict[Watched, int]) -> None:

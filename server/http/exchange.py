@@ -17,14 +17,14 @@ class Exchange:
     """One HTTP exchange.
 
     Attributes:
-        begun: when it began, by `time.perf_counter`.
+        start_s: when it began, by `time.perf_counter`.
         status: the status code of the response; 500 until it has begun.
         error: the code of an error that is the response.
         span: `None` if the request has none.
         request_id: which every response has as a header.
     """
 
-    begun: float = field(default_factory=time.perf_counter)
+    start_s: float = field(default_factory=time.perf_counter)
     status: int = 500
     error: str | None = None
     span: "ServerSpan | None" = None

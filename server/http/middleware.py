@@ -47,8 +47,8 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent = Headers(scope=scope).get(REQUEST_ID, "")
-        request_id = sent if _SANE_ID.fullmatch(sent) else uuid.uuid4().hex
+        client_id = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = client_id if _SANE_ID.fullmatch(client_id) else uuid.uuid4().hex
         exchange_of(scope).request_id = request_id
 
         async def with_id(message: Message) -> None:
@@ -76,15 +76,15 @@ class _Refusals:
 
     def line(self) -> dict[str, int] | None:
         """The fields of the next line: those that were left out before it; `None`: no line."""
-        now = self._clock()
-        if now >= self._ends_at:
-            self._ends_at, self._left = now + LOG_EVERY_S, MAX_REFUSALS
+        now_s = self._clock()
+        if now_s >= self._ends_at:
+            self._ends_at, self._left = now_s + LOG_EVERY_S, MAX_REFUSALS
         if not self._left:
             self._not_logged += 1
             return None
         self._left -= 1
-        before, self._not_logged = self._not_logged, 0
-        return {"not_logged": before} if before else {}
+        num_skipped, self._not_logged = self._not_logged, 0
+        return {"not_logged": num_skipped} if num_skipped else {}
 
 
 class AccessLog:
@@ -112,7 +112,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, with_status)
         finally:
-            seconds = time.perf_counter() - exchange.begun
+            seconds = time.perf_counter() - exchange.start_s
             route = route_template(scope)
             method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
             self._metrics.http.observe(route, method, exchange.status, seconds)

@@ -152,8 +152,8 @@ class Handshake:
 
     def note(self, reason: CloseReason, **fields: object) -> None:
         """Counts and logs that the server closes the connection."""
-        now = asyncio.get_running_loop().time()
-        self._server.connections.closing(reason, self._peer, now, **fields)
+        now_s = asyncio.get_running_loop().time()
+        self._server.connections.closing(reason, self._peer, now_s, **fields)
 
     def _failed(self, reason: CloseReason, **fields: object) -> None:
         if not self._was_ended:

@@ -39,7 +39,7 @@ class TraceRequests:
             return
         exchange = exchange_of(scope)
         request_id = structlog.contextvars.get_contextvars().get("request_id", "")
-        span = self._tracer.begin(scope, exchange.begun, request_id)
+        span = self._tracer.begin(scope, exchange.start_s, request_id)
         if not span.is_valid:
             await self._app(scope, receive, send)
             return

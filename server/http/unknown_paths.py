@@ -46,14 +46,14 @@ _MISSING: Mapping[str, str] = {
 
 def unknown_path(path: str, routes: Iterable[BaseRoute]) -> str:
     """The message for a path that no route has."""
-    known = [r for r in routes if isinstance(r, APIRoute) and r.include_in_schema]
+    visible_routes = [r for r in routes if isinstance(r, APIRoute) and r.include_in_schema]
     methods: dict[str, set[str]] = {}
-    for route in known:
+    for route in visible_routes:
         methods.setdefault(route.path_format, set()).update(route.methods)
     message = f"There is no {_shown(path)} here"
     reason = _reason(path)
-    if not reason and (meant := _meant(path, known)) is not None:
-        right, route = meant
+    if not reason and (correction := _meant(path, visible_routes)) is not None:
+        right, route = correction
         allowed = " or ".join(sorted(methods[route.path_format]))
         return f"{message}; did you mean {allowed} {_shown(right)}?{_hint(path, right)}"
     close = difflib.get_close_matches(path[:MAX_PATH].lower(), methods, n=3, cutoff=0.75)
@@ -96,8 +96,8 @@ def _meant(path: str, routes: Iterable[APIRoute]) -> tuple[str, APIRoute] | None
     parts = _parts(path)
     while parts and parts[0].lower() in ("v1", "openai"):
         del parts[0]
-    rest = "/".join(parts)
-    for right in (f"/v1/{rest}", f"/{rest}", f"/v1/{rest.lower()}", f"/{rest.lower()}"):
+    suffix = "/".join(parts)
+    for right in (f"/v1/{suffix}", f"/{suffix}", f"/v1/{suffix.lower()}", f"/{suffix.lower()}"):
         for route in routes:
             if right != path and route.path_regex.match(right):
                 return right, route

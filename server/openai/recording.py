@@ -115,7 +115,7 @@ class Recording:
         }
 
     def _timings(self) -> Timings:
-        start, admitted_at = self._exchange.begun, self._admitted_at
+        start, admitted_at = self._exchange.start_s, self._admitted_at
         first_tokens = [choice.begun_at for choice in self._choices if choice.begun_at is not None]
         return Timings(
             prepared_s=self._prepared_at - start,

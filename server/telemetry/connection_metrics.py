@@ -56,7 +56,7 @@ class ConnectionMetrics:
     """Counts connections."""
 
     def __init__(self, make: MetricMaker) -> None:
-        self.open = make.gauge("specgate_connections", "Open connections")
+        self.num_open = make.gauge("specgate_connections", "Open connections")
         self.handshakes = make.gauge(
             "specgate_tls_handshakes", "Open connections whose TLS handshake is not complete"
         )

@@ -40,13 +40,13 @@ class Selected:
     Attributes:
         name: a proposer, a policy, or `none`.
         k: the most tokens that it may draft.
-        by: `request`, `rule` or `active`.
+        selected_by: `request`, `rule` or `active`.
         rule: the routing rule, if one decided.
     """
 
     name: str
     k: int
-    by: str
+    selected_by: str
     rule: str | None
 
 

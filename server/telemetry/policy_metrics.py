@@ -63,9 +63,9 @@ class PolicyMetrics:
             self._rolling.setdefault(policy, RollingDecisions()).add(rows)
             for proposer, count in rows.items():
                 self._decisions.labels(policy, proposer).inc(count)
-        for policy, held in step.suspended.items():
-            self._held[policy] = held
-            self._suspended.labels(policy).set(int(held))
+        for policy, is_suspended in step.suspended.items():
+            self._held[policy] = is_suspended
+            self._suspended.labels(policy).set(int(is_suspended))
         predicted, measured = step.predicted_s, step.measured_s
         # A clock that jumps must not put a NaN, or a negative increment, into a counter.
         if predicted is None or measured is None:
@@ -116,10 +116,10 @@ class RollingDecisions:
 
     def add(self, rows: Mapping[str, int]) -> None:
         """Adds one step's rows by proposer to the current second."""
-        now = int(self._clock())
-        if not self._buckets or self._buckets[-1][0] != now:
-            self._forget(now)
-            self._buckets.append((now, Counter()))
+        now_s = int(self._clock())
+        if not self._buckets or self._buckets[-1][0] != now_s:
+            self._forget(now_s)
+            self._buckets.append((now_s, Counter()))
         self._buckets[-1][1].update(rows)
 
     def sums(self) -> Counter[str]:
@@ -127,6 +127,6 @@ class RollingDecisions:
         self._forget(int(self._clock()))
         return sum((rows for _, rows in self._buckets), Counter())
 
-    def _forget(self, now: int) -> None:
-        while self._buckets and self._buckets[0][0] <= now - self._window_s:
+    def _forget(self, now_s: int) -> None:
+        while self._buckets and self._buckets[0][0] <= now_s - self._window_s:
             self._buckets.popleft()

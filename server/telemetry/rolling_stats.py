@@ -46,12 +46,12 @@ class RollingCounts:
 
     def add(self, counts: ProposerCounts) -> None:
         """Adds one step's counts to the current second."""
-        now = int(self._clock())
-        if self._buckets and self._buckets[-1][0] == now:
-            self._buckets[-1] = (now, self._buckets[-1][1] + counts)
+        now_s = int(self._clock())
+        if self._buckets and self._buckets[-1][0] == now_s:
+            self._buckets[-1] = (now_s, self._buckets[-1][1] + counts)
         else:
-            self._forget(now)
-            self._buckets.append((now, counts))
+            self._forget(now_s)
+            self._buckets.append((now_s, counts))
 
     def stats(self) -> RollingStats:
         """The sums and ratios of the window that ends now."""
@@ -67,6 +67,6 @@ class RollingCounts:
             system_efficiency=(accepted + drafts) / (drafted + drafts) if drafts else None,
         )
 
-    def _forget(self, now: int) -> None:
-        while self._buckets and self._buckets[0][0] <= now - self._window_s:
+    def _forget(self, now_s: int) -> None:
+        while self._buckets and self._buckets[0][0] <= now_s - self._window_s:
             self._buckets.popleft()

@@ -29,7 +29,7 @@ def log_if_slow(generation: Generation, threshold_s: float) -> None:
         cached_tokens=generation.cached_tokens,
         generated_tokens=generation.generated_tokens,
         spec_method=None if selected is None else selected.name,
-        selected_by=None if selected is None else selected.by,
+        selected_by=None if selected is None else selected.selected_by,
         proposers=None if generation.drafts is None else list(generation.drafts),
         draft_tokens=generation.drafted,
         accepted_tokens=generation.accepted,

@@ -32,13 +32,13 @@ class ServerSpan:
     Its parent is the request's `traceparent`; one that is not valid is ignored.
 
     Args:
-        begun: the request's arrival, by `time.perf_counter`.
+        start_s: the request's arrival, by `time.perf_counter`.
         request_id: as in the header `x-request-id`.
     """
 
-    def __init__(self, tracer: Tracer, scope: Scope, begun: float, request_id: str) -> None:
+    def __init__(self, tracer: Tracer, scope: Scope, start_s: float, request_id: str) -> None:
         # A span's times are Unix times, which can jump: the later ones follow from the first.
-        self._begun, self._begun_ns = begun, time.time_ns()
+        self._begun, self._begun_ns = start_s, time.time_ns()
         self._failure: Failure | None = None
         client = scope.get("client")
         self._span = tracer.start_span(
@@ -112,7 +112,7 @@ class ServerSpan:
 def generation_attributes(generation: Generation) -> dict[str, Value]:
     """The attributes of a generating request."""
     sampling, timings = generation.sampling, generation.timings
-    found: dict[str, Value | None] = {
+    attributes: dict[str, Value | None] = {
         "gen_ai.operation.name": generation.operation,
         "gen_ai.provider.name": "specgate",
         "gen_ai.request.model": generation.model,
@@ -131,14 +131,14 @@ def generation_attributes(generation: Generation) -> dict[str, Value]:
         "specgate.time_to_first_token_s": timings.first_token_s,
     }
     if generation.selected is not None:
-        found |= _of_answer(generation)
-    return {name: value for name, value in found.items() if value is not None}
+        attributes |= _of_answer(generation)
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _of_answer(generation: Generation) -> Mapping[str, Value | None]:
     selected, drafts = generation.selected, generation.drafts
     assert selected is not None
-    found: dict[str, Value | None] = {
+    attributes: dict[str, Value | None] = {
         "gen_ai.response.id": generation.id,
         "gen_ai.response.model": generation.model,
         "gen_ai.response.finish_reasons": list(generation.finish_reasons),
@@ -148,12 +148,12 @@ def _of_answer(generation: Generation) -> Mapping[str, Value | None]:
         "specgate.spec_method": selected.name,
         "specgate.policy": selected.name if selected.name in POLICY_NAMES else None,
         "specgate.num_speculative_tokens": selected.k,
-        "specgate.selected_by": selected.by,
+        "specgate.selected_by": selected.selected_by,
         "specgate.rule": selected.rule,
     }
     if drafts is not None:
         drafted, accepted = generation.drafted or 0, generation.accepted or 0
-        found |= {
+        attributes |= {
             "specgate.draft_tokens": drafted,
             "specgate.accepted_tokens": accepted,
             "specgate.acceptance_rate": accepted / drafted if drafted else None,
@@ -162,7 +162,7 @@ def _of_answer(generation: Generation) -> Mapping[str, Value | None]:
             "specgate.proposers.draft_tokens": [c.drafted for c in drafts.values()],
             "specgate.proposers.accepted_tokens": [c.accepted for c in drafts.values()],
         }
-    return found
+    return attributes
 
 
 def _parent(headers: Headers) -> Context:

@@ -61,9 +61,9 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("specgate", __version__)
 
-    def begin(self, scope: Scope, begun: float, request_id: str) -> ServerSpan:
-        """Begins the span of a request, which arrived at `begun` by `time.perf_counter`."""
-        return ServerSpan(self._tracer, scope, begun, request_id)
+    def begin(self, scope: Scope, start_s: float, request_id: str) -> ServerSpan:
+        """Begins the span of a request, which arrived at `start_s` by `time.perf_counter`."""
+        return ServerSpan(self._tracer, scope, start_s, request_id)
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Sends the last spans; gives up after `timeout_s` seconds."""

@@ -85,12 +85,12 @@ async def test_a_client_that_leaves_before_its_body_has_arrived_counts_as_499(
 
 
 def test_a_body_has_its_time_again_with_every_16_kib() -> None:
-    pace = Pace(timeout_s=30, now=100)
-    pace.add(PROGRESS_BYTES - 1, now=129)
+    pace = Pace(timeout_s=30, now_s=100)
+    pace.add(PROGRESS_BYTES - 1, now_s=129)
     assert pace.deadline == 130
-    pace.add(1, now=129)
+    pace.add(1, now_s=129)
     assert pace.deadline == 159
-    pace.add(1, now=150)
+    pace.add(1, now_s=150)
     assert pace.deadline == 159
 
 
