@@ -39,23 +39,23 @@ def unreadable(cause: BaseException | None) -> str:
     return "The body is not valid JSON."
 
 
-def fault_of(error: RequestValidationError, body_type: Any) -> Fault:
+def deepest_fault(error: RequestValidationError, body_type: Any) -> Fault:
     """The fault that is deepest in the body: of a union's branches, the one that fits best.
 
     Args:
         body_type: the type that the body was read as; `None` if it is not known.
     """
-    found = [(_field(e["loc"], error.body), e) for e in error.errors()]
+    candidates = [(_field(e["loc"], error.body), e) for e in error.errors()]
     # A list that is too long is also no text, where both are allowed. A required field that is
     # missing may be the one with an unknown name.
     unlikely = ("string_type", "missing")
-    path, detail = max(found, key=lambda pair: (len(pair[0]), pair[1]["type"] not in unlikely))
+    path, detail = max(candidates, key=lambda pair: (len(pair[0]), pair[1]["type"] not in unlikely))
     param = truncate(".".join(map(str, path)))
     kind = detail["type"]
     if kind == "json_invalid":
-        at = detail["loc"][-1]
+        position = detail["loc"][-1]
         reason = detail["ctx"]["error"]
-        message = f"The body is not valid JSON: {reason}, at character {at}."
+        message = f"The body is not valid JSON: {reason}, at character {position}."
         return Fault(None, message, "invalid_json")
     if not path and isinstance(error.body, dict):
         return Fault(None, f"Invalid body: {detail['msg']}")
@@ -64,38 +64,40 @@ def fault_of(error: RequestValidationError, body_type: Any) -> Fault:
         return Fault(None, message)
     if kind == "missing":
         return Fault(param, f"{param} is required.", "missing_required_parameter")
-    beside = fields_at(body_type, path[:-1])
+    siblings = fields_at(body_type, path[:-1])
     if detail["input"] is None and isinstance(path[-1], str):
-        same = beside.get(path[-1])
-        is_required = same is None or any(field.is_required() for field in same)
+        named_fields = siblings.get(path[-1])
+        is_required = named_fields is None or any(field.is_required() for field in named_fields)
         code = "missing_required_parameter" if is_required else None
         return Fault(param, f"{param} must not be null.", code)
     if kind == "extra_forbidden":
         prefix = "".join(f"{step}." for step in path[:-1])
-        hint = did_you_mean(str(path[-1]), beside, prefix) or "."
+        hint = did_you_mean(str(path[-1]), siblings, prefix) or "."
         return Fault(param, f"{param} is not a known field{hint}", "unknown_parameter")
     context = detail.get("ctx", {})
     reason = detail["msg"].removeprefix("Value error, ")
     if kind == "union_tag_invalid":  # pydantic's message repeats the whole tag
         reason = f"{context['discriminator']} must be one of {context['expected_tags']}"
     if kind == "string_too_long":  # pydantic's message does not say how long it is
-        most, chars = context["max_length"], len(detail["input"])
-        return Fault(param, f"{param}: has {chars:,} characters; the maximum is {most:,}", TOO_LONG)
+        max_chars, chars = context["max_length"], len(detail["input"])
+        return Fault(
+            param, f"{param}: has {chars:,} characters; the maximum is {max_chars:,}", TOO_LONG
+        )
     return Fault(param, f"{param}: {reason}", context.get("code"))
 
 
 def _field(loc: Sequence[str | int], body: Any) -> list[str | int]:
     """The path of a field of the body, or a parameter of the query."""
-    source, *rest = loc
-    return rest if source == "query" else _path(rest, body)
+    source, *steps = loc
+    return steps if source == "query" else _path(steps, body)
 
 
 def _path(loc: Sequence[str | int], body: Any) -> list[str | int]:
     """Pydantic's location without the parts that are not in the body, such as union tags."""
     path: list[str | int] = []
     for i, step in enumerate(loc):
-        last = i == len(loc) - 1
-        if isinstance(body, dict) and (step in body or last):
+        is_last = i == len(loc) - 1
+        if isinstance(body, dict) and (step in body or is_last):
             body = body.get(step)
         elif isinstance(body, list) and isinstance(step, int) and step < len(body):
             body = body[step]

@@ -39,7 +39,7 @@ from engine_adapter.seam.errors import (
     ProposerRefused,
 )
 from engine_adapter.seam.text import truncate
-from server.body_faults import fault_of, unreadable
+from server.body_faults import deepest_fault, unreadable
 from server.http.exchange import exchange_of
 from server.http.headers import RETRY_AFTER
 from server.http.unknown_paths import allowed_methods, is_missing, unknown_path, wrong_method
@@ -310,5 +310,5 @@ def _body_type(request: Request) -> Any:
 
 
 def _invalid(error: RequestValidationError, body_type: Any) -> ApiError:
-    fault = fault_of(error, body_type)
+    fault = deepest_fault(error, body_type)
     return InvalidField(fault.param, fault.message, fault.code)

@@ -34,12 +34,12 @@ TOKEN_CHARS = 2
 """As many characters the work on a token counts, where ids become text."""
 
 
-def check_chars(chars: int, most: int, param: str) -> None:
-    """Raises `InvalidField`, naming `param`, for more than `most` characters of text."""
-    if chars > most:
+def check_chars(chars: int, max_chars: int, param: str) -> None:
+    """Raises `InvalidField`, naming `param`, for more than `max_chars` characters of text."""
+    if chars > max_chars:
         message = (
             f"{param} has {chars} characters; with this model's maximum context length, at most "
-            f"{most} can be tokenized here."
+            f"{max_chars} can be tokenized here."
         )
         raise InvalidField(param, message, "context_length_exceeded")
 
@@ -65,8 +65,8 @@ class Renderer:
         self._encoder = TextEncoder(tokenizer)
         self._threads = TextThreads()
         # Parameters of `apply_chat_template` cannot be variables of the template.
-        taken = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._reserved = frozenset({"messages", *taken})
+        parameters = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._reserved = frozenset({"messages", *parameters})
 
     @classmethod
     def load(
@@ -89,9 +89,9 @@ class Renderer:
         loaded = AutoTokenizer.from_pretrained(
             tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-        made = cls(loaded, template, special_tokens_as_text=special_tokens_as_text)
-        _ = made.longest_token
-        return made
+        renderer = cls(loaded, template, special_tokens_as_text=special_tokens_as_text)
+        _ = renderer.longest_token
+        return renderer
 
     @cached_property
     def longest_token(self) -> int:

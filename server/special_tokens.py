@@ -79,9 +79,9 @@ class SpecialTokens:
         """How many special tokens are written in a text."""
         return sum(1 for _ in self._pattern.finditer(text))
 
-    def replace(self, text: str, by: Mapping[str, str]) -> str:
+    def replace(self, text: str, replacements: Mapping[str, str]) -> str:
         """A text with other texts in the places of its special tokens."""
-        return self._pattern.sub(lambda token: by[token[0]], text)
+        return self._pattern.sub(lambda token: replacements[token[0]], text)
 
     def hide(self, value: Any) -> HiddenValue:
         """Hides the special tokens in the texts and names of a JSON value.
@@ -191,7 +191,11 @@ def _pattern(texts: Collection[str]) -> re.Pattern[str]:
 
 
 def _branches(node: dict[str, Any]) -> str:
-    longer = [re.escape(first) + _branches(rest) for first, rest in node.items() if first]
+    longer = [
+        re.escape(character) + _branches(subtree)
+        for character, subtree in node.items()
+        if character
+    ]
     if not longer:
         return ""
     return f"(?:{'|'.join(longer)}){'?' if '' in node else ''}"

@@ -27,7 +27,7 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(word: str, known_words: Iterable[str], prefix: str = "") -> str:
     """The end of a message about an unknown word: the known word most like it; empty without one.
 
     A long word is not compared, because the time grows with the product of both lengths.
@@ -37,5 +37,5 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     """
     if len(word) > MAX_COMPARED:
         return ""
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known_words, n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else ""

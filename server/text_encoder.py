@@ -92,9 +92,9 @@ class TextEncoder:
             raise SpecialTokensNotTold
         for stand_in, original in hidden_value.originals.items():
             text = text.replace(stand_in, f"{original}{stand_in}")
-        first, *rest = _split(text, hidden_value.originals)
-        ids = self.encode(first, add_special_tokens)
-        return ids + tuple(i for part in rest for i in self.encode(part, False))
+        first_part, *other_parts = _split(text, hidden_value.originals)
+        ids = self.encode(first_part, add_special_tokens)
+        return ids + tuple(i for part in other_parts for i in self.encode(part, False))
 
     @cached_property
     def _renaming(self) -> tuple[Mapping[str, str], Any]:
@@ -163,9 +163,9 @@ def _renamed_backend(backend: Any, names: Mapping[str, str]) -> Any:
         model["vocab"] = [[names.get(piece, piece), *score] for piece, *score in vocab]
     if "merges" in model:
         model["merges"] = [
-            [left, right]
-            for left, right in model["merges"]
-            if names.keys().isdisjoint((left, right, left + right))
+            [left_piece, right_piece]
+            for left_piece, right_piece in model["merges"]
+            if names.keys().isdisjoint((left_piece, right_piece, left_piece + right_piece))
         ]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
@@ -177,7 +177,7 @@ def _renamed_backend(backend: Any, names: Mapping[str, str]) -> Any:
 
 
 def _split(text: str, separators: Mapping[str, str]) -> list[str]:
-    first, *others = separators
-    for other in others:
-        text = text.replace(other, first)
-    return text.split(first)
+    separator, *other_separators = separators
+    for other in other_separators:
+        text = text.replace(other, separator)
+    return text.split(separator)

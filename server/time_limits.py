@@ -30,8 +30,8 @@ class TimeLimit:
     @staticmethod
     def earliest(*limits: "TimeLimit | None") -> "TimeLimit | None":
         """The limit that comes first."""
-        given = [limit for limit in limits if limit is not None]
-        return min(given, key=lambda limit: limit.at_s, default=None)
+        set_limits = [limit for limit in limits if limit is not None]
+        return min(set_limits, key=lambda limit: limit.at_s, default=None)
 
     @property
     def left_s(self) -> float:

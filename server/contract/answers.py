@@ -80,11 +80,11 @@ def answers(
         success["content"] = content
     if model is not None:
         success["model"] = model
-    found: Answers = {200: success} if model is not None or content or headers else {}
+    responses: Answers = {200: success} if model is not None or content or headers else {}
     for status, codes in (errors or {}).items():
         description = code_list(codes) if codes else HTTPStatus(status).phrase
-        found[status] = {"description": description}
-    return found
+        responses[status] = {"description": description}
+    return responses
 
 
 def header_references(names: Sequence[str]) -> dict[str, Any]:
@@ -110,5 +110,6 @@ def _events(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
         (model, "serialization") for model in models
     ]
     references, definitions = models_json_schema(keys, ref_template=SCHEMAS)
-    found = [references[key] for key in keys]
-    return {**({"anyOf": found} if len(found) > 1 else found[0]), "$defs": definitions["$defs"]}
+    schemas = [references[key] for key in keys]
+    schema = {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
+    return {**schema, "$defs": definitions["$defs"]}

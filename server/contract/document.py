@@ -79,46 +79,46 @@ class EncodedDocument:
 
 def make_document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     """The document of the routes that are not hidden (`include_in_schema`)."""
-    shown = [r for r in routes if isinstance(r, APIRoute) and r.include_in_schema]
-    made = get_openapi(
+    visible_routes = [r for r in routes if isinstance(r, APIRoute) and r.include_in_schema]
+    document = get_openapi(
         title="Specgate",
         version=__version__,
         description=DESCRIPTION,
-        routes=shown,
+        routes=visible_routes,
         tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         servers=[{"url": "/"}],
         license_info={"name": "Apache 2.0", "identifier": "Apache-2.0"},
     )
-    for route in shown:
+    for route in visible_routes:
         for method in route.methods:
-            operation = made["paths"][route.path_format][method.lower()]
+            operation = document["paths"][route.path_format][method.lower()]
             _complete(operation, route)
             if is_traced(method, route.path):
                 for response in operation["responses"].values():
                     response["headers"] |= header_references((TRACE_ID,))
-    components = made["components"]
-    components["schemas"] = _schemas(made)
+    components = document["components"]
+    components["schemas"] = _schemas(document)
     components["securitySchemes"] = _SECURITY
     components["headers"] = {
         name: {"description": text, "required": name == REQUEST_ID, "schema": {"type": "string"}}
         for name, text in RESPONSE_HEADERS.items()
     }
-    return made
+    return document
 
 
 def _complete(operation: dict[str, Any], route: APIRoute) -> None:
     operation["operationId"] = route.operation_id or route.name
-    summary, _, rest = operation.pop("description", "").partition("\n\n")
+    summary, _, details = operation.pop("description", "").partition("\n\n")
     operation["summary"] = " ".join(summary.split()).rstrip(".")
-    if rest:
-        operation["description"] = rest
+    if details:
+        operation["description"] = details
     operation["security"] = _security(route.path)
     responses: dict[str, Any] = operation["responses"]
     responses.pop("422", None)
     for error, text in _own_errors(route):
         response = responses.setdefault(str(error.value), {})
-        said = response.get("description")
-        response["description"] = f"{text}, {said}" if said else text
+        description = response.get("description")
+        response["description"] = f"{text}, {description}" if description else text
     for status, response in responses.items():
         if int(status) >= HTTPStatus.BAD_REQUEST:
             _describe_error(int(status), response, route.path)
@@ -165,17 +165,17 @@ def _describe_error(status: int, response: dict[str, Any], path: str) -> None:
     response.setdefault("description", HTTPStatus(status).phrase)
 
 
-def _schemas(made: dict[str, Any]) -> dict[str, Any]:
+def _schemas(document: dict[str, Any]) -> dict[str, Any]:
     """All schemas by name, those included that a stream's events have brought with them."""
-    found: dict[str, Any] = made["components"].get("schemas", {})
+    schemas: dict[str, Any] = document["components"].get("schemas", {})
     for name in _NOT_OURS:
-        found.pop(name, None)
+        schemas.pop(name, None)
     _, error = models_json_schema([(ErrorResponse, "serialization")], ref_template=SCHEMAS)
-    brought = [error["$defs"], *_pop_definitions(made["paths"])]
+    brought = [error["$defs"], *_pop_definitions(document["paths"])]
     for name, schema in (item for definitions in brought for item in definitions.items()):
-        if found.setdefault(name, schema) != schema:
+        if schemas.setdefault(name, schema) != schema:
             raise ValueError(f"two different schemas are called {name}: rename one of the models")
-    return dict(sorted(found.items()))
+    return dict(sorted(schemas.items()))
 
 
 def _pop_definitions(node: Any) -> Iterator[dict[str, Any]]:

@@ -67,8 +67,8 @@ async def get_response(
             "A stored response is returned in one piece: leave stream and starting_after out.",
             "unsupported_parameter",
         )
-    found = retrieval.retrieve(runtime.responses, response_id, _owner(request), include or ())
-    return Response(found, media_type="application/json")
+    content = retrieval.retrieve(runtime.responses, response_id, _owner(request), include or ())
+    return Response(content, media_type="application/json")
 
 
 @router.delete(
@@ -107,20 +107,20 @@ async def get_input_items(
     request: Request,
     response_id: str,
     runtime: StartedRuntime,
-    after: str | None = None,
+    after_id: Annotated[str | None, Query(alias="after")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
     order: Literal["asc", "desc"] = "desc",
-    before: Annotated[str | None, Query(include_in_schema=False)] = None,
+    before_id: Annotated[str | None, Query(alias="before", include_in_schema=False)] = None,
 ) -> dict[str, Any]:
     """The items that a stored response was generated from."""
-    if before is not None:
+    if before_id is not None:
         message = "before is not supported; send after, with the other order."
         raise InvalidField("before", message, "unsupported_parameter")
     return retrieval.list_input(
         runtime.responses,
         response_id,
         _owner(request),
-        after_id=after,
+        after_id=after_id,
         limit=limit,
         newest_first=order == "desc",
     )

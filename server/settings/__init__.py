@@ -125,18 +125,18 @@ class Settings(
     @classmethod
     def _fill_in(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Adds the defaults that depend on other settings; without a model they are the demo's."""
-        given = {
+        values = {
             key: value
             for key, value in data.items()
             if value not in (None, "", (), []) or (value == "" and key in NEVER_EMPTY)
         }
-        if not given.get("model"):
-            given = {**demo_settings(given), **given}
+        if not values.get("model"):
+            values = {**demo_settings(values), **values}
         derived = {
-            "served_model_name": (str(given["model"]),),
-            "spec_method": given.get("primary", AUTO if given.get("proposer") else NONE),
+            "served_model_name": (str(values["model"]),),
+            "spec_method": values.get("primary", AUTO if values.get("proposer") else NONE),
         }
-        return {**derived, **given}
+        return {**derived, **values}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -211,10 +211,10 @@ class Settings(
             if spec.model is not None:
                 check_model("proposer", spec.model, f"{spec.name}: model: ")
 
-    def with_names(self, written: Mapping[str, str]) -> Self:
+    def with_names(self, written_names: Mapping[str, str]) -> Self:
         """These settings, with the names of those that the user gave as the user wrote them."""
         copy = self.model_copy()
-        copy._written = dict(written)
+        copy._written = dict(written_names)
         return copy
 
     def written(self, setting: str) -> str:

@@ -87,10 +87,10 @@ class AccessSettings(BaseModel):
         for setting, key in self._given_keys():
             _add(keys, key, setting, "")
         if self.key_file is not None:
-            found = list(read_key_file(self.key_file))
-            for place, key in found:
+            file_keys = list(read_key_file(self.key_file))
+            for place, key in file_keys:
                 _add(keys, key, KEY_FILE, f"{place}: ")
-            if not found:
+            if not file_keys:
                 raise SettingError(KEY_FILE, f"{self.key_file} has no key")
         return keys
 

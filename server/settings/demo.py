@@ -15,7 +15,7 @@ _LONG_PREFILL = 64
 _REQUEST_SEQUENCES = 8
 
 
-def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def demo_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The demo's model and, unless proposers are given, its proposers.
 
     A policy chooses among them, unless a primary proposer is given. Raises `SettingError` when
@@ -27,11 +27,11 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "allowed_local_path": (str(Path(_path("target")).parent),),
         "dtype": "float32",
         "max_model_len": 2048,
-        "long_prefill_token_threshold": _long_prefill(given),
+        "long_prefill_token_threshold": _long_prefill(values),
         "max_request_sequences": _REQUEST_SEQUENCES,
         "kv_cache_memory_bytes": 512 * 2**20,
     }
-    if "proposer" not in given:
+    if "proposer" not in values:
         ngram = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
         settings |= {
             "proposer": (
@@ -47,14 +47,14 @@ def demo_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             "primary": "draft",
             "backup": "ngram",
         }
-        if "primary" not in given:
+        if "primary" not in values:
             settings["spec_method"] = AUTO
     return settings
 
 
-def _long_prefill(given: Mapping[str, Any]) -> int:
+def _long_prefill(values: Mapping[str, Any]) -> int:
     """vLLM takes none above the context, which is not validated yet."""
-    context = str(given.get("max_model_len", ""))
+    context = str(values.get("max_model_len", ""))
     tokens = int(context) if context.isdecimal() else 0
     return min(tokens, _LONG_PREFILL) if tokens else _LONG_PREFILL
 

@@ -67,18 +67,20 @@ class KeySet:
 
     def add(self, key: Key) -> None:
         """Raises `ValueError` for a key or a name that has another use already."""
-        known = self._by_digest.setdefault(key.digest, key)
-        if known != key:
-            raise ValueError(f"this key is the {known.role} key {known.name} already")
+        stored_key = self._by_digest.setdefault(key.digest, key)
+        if stored_key != key:
+            raise ValueError(f"this key is the {stored_key.role} key {stored_key.name} already")
         role = self._roles.setdefault(key.name, key.role)
         if role is not key.role:
             raise ValueError(f"{key.name} is the name of an {role} key already")
 
     def find(self, token: bytes) -> Key | None:
         """The key that a token is. Takes the same time for every token."""
-        given = digest_of(token)
-        found = [k for digest, k in self._by_digest.items() if hmac.compare_digest(given, digest)]
-        return found[0] if found else None
+        token_digest = digest_of(token)
+        matches = [
+            k for digest, k in self._by_digest.items() if hmac.compare_digest(token_digest, digest)
+        ]
+        return matches[0] if matches else None
 
     def has(self, role: Role) -> bool:
         """Whether any key has this role."""
@@ -86,7 +88,7 @@ class KeySet:
 
     def names(self, role: Role) -> frozenset[str]:
         """The names of the keys of this role."""
-        return frozenset(name for name, has in self._roles.items() if has is role)
+        return frozenset(name for name, key_role in self._roles.items() if key_role is role)
 
     @cached_property
     def is_shared(self) -> bool:

@@ -21,15 +21,15 @@ def _split(value: Any) -> Any:
     """Reads texts: one origin each, several with commas, or a JSON list as vLLM's flag has it."""
     if not isinstance(value, str | list | tuple):
         raise ValueError(f"must be a list of origins; {_EXAMPLE}")
-    found: list[Any] = []
-    for given in [value] if isinstance(value, str) else value:
-        if not isinstance(given, str):
-            found.append(given)
-        elif given.lstrip().startswith("["):
-            found += _json_list(given)
+    origins: list[Any] = []
+    for text in [value] if isinstance(value, str) else value:
+        if not isinstance(text, str):
+            origins.append(text)
+        elif text.lstrip().startswith("["):
+            origins += _json_list(text)
         else:
-            found += [part.strip() for part in given.split(",")]
-    return tuple(found)
+            origins += [part.strip() for part in text.split(",")]
+    return tuple(origins)
 
 
 def _json_list(text: str) -> Any:
@@ -51,24 +51,24 @@ def _origin(text: str) -> str:
         return text
     if text == "null":
         raise ValueError("null is the origin of many unrelated pages, so it cannot be allowed")
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, address = text.partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
         raise ValueError(f"{text!r} has no scheme; {_EXAMPLE}")
-    if "@" in rest:
+    if "@" in address:
         raise ValueError(f"an origin has no user and no password; {_EXAMPLE}")
-    if re.search(r"[/?#\\]", rest):
+    if re.search(r"[/?#\\]", address):
         raise ValueError(f"{text!r} has more than an origin, if only a slash; {_EXAMPLE}")
-    if "*" in rest:
+    if "*" in address:
         raise ValueError(f"{text!r} has a wildcard; name each origin, or allow all with *")
-    return _with_port(text, scheme.lower(), rest.lower())
+    return _with_port(text, scheme.lower(), address.lower())
 
 
-def _with_port(text: str, scheme: str, rest: str) -> str:
+def _with_port(text: str, scheme: str, address: str) -> str:
     try:
-        port = urlsplit(f"//{rest}").port
+        port = urlsplit(f"//{address}").port
     except ValueError as error:
         raise ValueError(f"{text!r} is not an origin: {error}") from None
-    host = rest if rest.endswith("]") else re.sub(r":\d*$", "", rest)
+    host = address if address.endswith("]") else re.sub(r":\d*$", "", address)
     if not _HOST.fullmatch(host):
         raise ValueError(f"{text!r} has no host in ASCII letters; {_EXAMPLE}")
     if port is None or port == _DEFAULT_PORTS.get(scheme):

@@ -102,30 +102,30 @@ def _settings(
     flags: Mapping[str, Any],
 ) -> Settings:
     # Weakest first: a later layer's name and value win.
-    written = {
+    written_names = {
         **{name: f"{name} in {where}" for name in file},
         **{name: f"{PREFIX}{name.upper()}" for name in variables},
         **{name: flag(name) for name in flags},
     }
     try:
-        return Settings(**with_target({**file, **variables, **flags})).with_names(written)
+        return Settings(**with_target({**file, **variables, **flags})).with_names(written_names)
     except ValidationError as error:
-        raise SettingsError(*_lines(error, written)) from None
+        raise SettingsError(*_lines(error, written_names)) from None
     except CheckpointError as error:
-        raise SettingsError(f"{written['model']}: {error}") from None
+        raise SettingsError(f"{written_names['model']}: {error}") from None
 
 
 def _read_flags(argv: Sequence[str]) -> dict[str, Any]:
     parser = _make_parser()
-    namespace, rest = parser.parse_known_args(argv)
-    for word in rest:
+    namespace, unknown_words = parser.parse_known_args(argv)
+    for word in unknown_words:
         if not word.startswith("-"):
             raise SettingsError(f"unexpected argument {word!r}")
         name = word.partition("=")[0]
         if name == "--model":
             raise SettingsError("--model: give the model without a flag: specgate serve MODEL")
-        known = [option for action in parser._actions for option in action.option_strings]
-        raise SettingsError(f"{name}: unknown flag{did_you_mean(name, known)}")
+        options = [option for action in parser._actions for option in action.option_strings]
+        raise SettingsError(f"{name}: unknown flag{did_you_mean(name, options)}")
     return vars(namespace)
 
 
@@ -175,10 +175,10 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
     An empty key is kept, so that it is refused.
     """
     names = ["config", *Settings.model_fields]
-    given = {name: environ.get(PREFIX + name.upper()) for name in names}
+    values = {name: environ.get(PREFIX + name.upper()) for name in names}
     return {
         name: value
-        for name, value in given.items()
+        for name, value in values.items()
         if value or (value is not None and name in NEVER_EMPTY)
     }
 
@@ -195,11 +195,11 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     This is not an error: Kubernetes makes such variables from the name of a service.
     """
     # The other commands read SPECGATE_URL.
-    known = [PREFIX + name.upper() for name in ("config", "url", *Settings.model_fields)]
+    variables = [PREFIX + name.upper() for name in ("config", "url", *Settings.model_fields)]
     return [
-        f"{name}: no setting reads this variable{did_you_mean(name, known)}"
+        f"{name}: no setting reads this variable{did_you_mean(name, variables)}"
         for name in sorted(environ)
-        if name.startswith(PREFIX) and name not in known
+        if name.startswith(PREFIX) and name not in variables
     ]
 
 
@@ -239,7 +239,7 @@ def _fault(error: Exception) -> str:
     return reason if mark is None else f"{reason} (line {mark.line + 1}, column {mark.column + 1})"
 
 
-def _lines(error: ValidationError, written: Mapping[str, str]) -> list[str]:
+def _lines(error: ValidationError, written_names: Mapping[str, str]) -> list[str]:
     """One line for each invalid setting."""
     lines = []
     for detail in error.errors():
@@ -248,7 +248,7 @@ def _lines(error: ValidationError, written: Mapping[str, str]) -> list[str]:
             name, reason = cause.setting, str(cause)
         else:
             name, reason = str(detail["loc"][0]), _reason(detail)
-        lines.append(f"{written.get(name, flag(name))}: {reason}")
+        lines.append(f"{written_names.get(name, flag(name))}: {reason}")
     return lines
 
 

@@ -28,7 +28,9 @@ def with_target(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if head is None:
         return values
     proposers = _listed(values.get("proposer", ()))
-    if not any(isinstance(one, Mapping) and one.get("model") == model for one in proposers):
+    if not any(
+        isinstance(proposer, Mapping) and proposer.get("model") == model for proposer in proposers
+    ):
         proposers = [dict(head.proposer), *proposers]
     return {**values, "model": head.target, "proposer": proposers}
 
@@ -51,7 +53,7 @@ def _may_be_read(model: str) -> bool:
 def _listed(value: Any) -> list[Any]:
     """Proposers as flags, variables and YAML have them; what is not valid stays, to be refused."""
     value = _parsed(value)
-    return [_parsed(one) for one in value] if isinstance(value, list | tuple) else [value]
+    return [_parsed(item) for item in value] if isinstance(value, list | tuple) else [value]
 
 
 def _parsed(value: Any) -> Any:

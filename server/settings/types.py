@@ -48,10 +48,10 @@ def _parsed(value: Any) -> Any:
 
 def _json_object(value: Any) -> Any:
     """Reads JSON text or a mapping; a dash in a key becomes an underscore."""
-    given = _parsed(value)
-    if not isinstance(given, Mapping):
-        raise ValueError(f"must be a JSON object, got {given!r}")
-    return {str(key).replace("-", "_"): item for key, item in given.items()}
+    fields = _parsed(value)
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"must be a JSON object, got {fields!r}")
+    return {str(key).replace("-", "_"): item for key, item in fields.items()}
 
 
 def _proposers(value: Any) -> tuple[ProposerSpec, ...]:
@@ -135,8 +135,8 @@ def _named_hashes(value: Any) -> Any:
 def _json_list(value: Any) -> Any:
     """Reads JSON texts of an object or a list, or a list of objects, into one list."""
     items: list[Any] = []
-    for given in value if isinstance(value, list | tuple) else [value]:
-        item = _parsed(given)
+    for text in value if isinstance(value, list | tuple) else [value]:
+        item = _parsed(text)
         items += item if isinstance(item, list | tuple) else [item]
     return tuple(items)
 
