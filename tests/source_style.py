@@ -6,16 +6,55 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.source_imports import FunctionNode, parse, sources
+from tests.source_imports import FunctionNode, is_in, parse, sources
 
 MAX_FILE_LINES = 400
 SOFT_FUNCTION, HARD_FUNCTION = 40, 60
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
+BARE_NAMES = frozenset(
+    {
+        *("asked", "begun", "came", "chosen", "drawn", "due", "ended", "found", "given", "gone"),
+        *("held", "kept", "known", "left", "lost", "made", "meant", "put", "read", "said"),
+        *("sent", "shown", "taken", "told", "used", "wanted", "went", "written"),
+        *("did", "does", "has", "have"),
+        *("after", "alone", "at", "before", "by", "first", "full", "into", "last", "later"),
+        *("least", "most", "now", "of", "open", "single", "to", "whole"),
+        *("both", "every", "many", "mine", "one", "others", "own", "rest", "same", "some"),
+    }
+)
+"""Words that are no name: a participle, a pronoun or a preposition tells neither type nor role."""
+
+MAY_HAVE_BARE_NAMES = ("engine_adapter", "server.openai", "server.schema")
+"""Modules, and names in them (`module.name`) that a method of a library's forces on ours."""
 
 
 def vague_names(root: Path) -> list[str]:
     """Modules and packages whose names name no concern."""
     return [module for module, _ in sources(root) if module.rpartition(".")[2] in VAGUE_NAMES]
+
+
+def bare_names(root: Path) -> list[str]:
+    """Locals and arguments of functions of the product that say nothing of what they are."""
+    return [
+        f"{module}:{line} is called {name}"
+        for module, path in sources(root)
+        if is_in(module, "server", "engine_adapter")
+        for line, name in sorted(set(_local_names(parse(path))))
+        if name in BARE_NAMES and not is_in(f"{module}.{name}", *MAY_HAVE_BARE_NAMES)
+    ]
+
+
+def _local_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The locals and arguments of all functions, each with its line."""
+    for function in ast.walk(tree):
+        if not isinstance(function, FunctionNode | ast.Lambda):
+            continue
+        for node in ast.walk(function):
+            match node:
+                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                    yield node.lineno, name
+                case ast.MatchAs(name=str(name)) | ast.ExceptHandler(name=str(name)):
+                    yield node.lineno, name
 
 
 def missing_docstrings(root: Path) -> list[str]:

@@ -74,6 +74,7 @@ RULES: list[tuple[Check, str]] = [
     ),
     (architecture.cycles, "Move what both need into a module below them"),
     (source_style.vague_names, "Name the file after its concern"),
+    (source_style.bare_names, "Call it by a noun with its type or role"),
     (source_style.missing_docstrings, "Say in a docstring what it is for"),
     (
         source_style.wall_clock_durations,
@@ -307,6 +308,20 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
         "server.a:1 starts Python without -P",
     ),
     (source_style.vague_names, {"demo/utils.py": "", "demo/corpus.py": ""}, "demo.utils"),
+    *(
+        (
+            source_style.bare_names,
+            {"server/a.py": f"{source}\nclass B:\n    to: int", "demo/b.py": source},
+            f"server.a:{line} is called {name}",
+        )
+        for source, line, name in (
+            ("def f(x):\n    known = x", 2, "known"),
+            ("def f(x,\n      before): ...", 2, "before"),
+            ("f = (\n    lambda one: one)", 2, "one"),
+            ("def f(x):\n    return [last for last in x]", 2, "last"),
+            ("def f(x):\n    match x, 1:\n        case to, _: pass", 3, "to"),
+        )
+    ),
     (
         source_style.missing_docstrings,
         {
