@@ -129,7 +129,7 @@ async def _create_runtime(state: AppState) -> Runtime:
     renderer = await _load_renderer(settings, info)
 
     def loaded_proposers() -> LoadedProposers:
-        return LoadedProposers.of(engine.info, settings.primary, settings.backup)
+        return LoadedProposers.from_engine(engine.info, settings.primary, settings.backup)
 
     metrics.usage.declare(keyring.api_key_names())
     admission = Admission(

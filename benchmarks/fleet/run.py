@@ -24,7 +24,7 @@ from server.fleet.addresses import Address
 from server.fleet.coordinator import FleetOutcome, switch_fleet
 from server.fleet.http_fleet import HttpFleet, fleet_client
 from server.fleet.pools import PoolPerReplica
-from server.fleet.replica import Order
+from server.fleet.replica import FleetSwitch
 
 METHODS = ("ngram", "suffix")
 
@@ -116,7 +116,7 @@ async def _measure(urls: Sequence[str], rounds: int, processes: int, memory_mb: 
         fleet = HttpFleet(client, [Address(url) for url in urls])
         for i in range(rounds + 1):
             begun = time.process_time()
-            report = await switch_fleet(fleet, Order(METHODS[i % 2]))
+            report = await switch_fleet(fleet, FleetSwitch(METHODS[i % 2]))
             if report.outcome != FleetOutcome.SWITCHED:
                 raise RuntimeError(f"a switch ended as {report.outcome}: {report.obstacle}")
             if i:
@@ -132,7 +132,7 @@ async def traffic() -> ReplicaTraffic:
     async with replicas(1, 1) as (urls, _), fleet_client(None) as client:
         fleet = HttpFleet(client, [Address(urls[0])])
         for i in range(100):
-            await switch_fleet(fleet, Order(METHODS[i % 2]))
+            await switch_fleet(fleet, FleetSwitch(METHODS[i % 2]))
         scraped, shown = await asyncio.gather(
             client.get(f"{urls[0]}/metrics"), client.get(f"{urls[0]}/v1/spec_method")
         )

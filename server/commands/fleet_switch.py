@@ -22,7 +22,7 @@ from server.fleet.coordinator import FleetOutcome, FleetReport, ReplicaOutcome, 
 from server.fleet.desired import DesiredState, state_json
 from server.fleet.http_fleet import HttpFleet, fleet_client
 from server.fleet.pools import PoolPerReplica
-from server.fleet.replica import Order, Way
+from server.fleet.replica import FleetSwitch, Way
 from server.http.descriptors import raise_limit
 
 FLEET_ONLY = ("json", "policies", "write_state")
@@ -93,7 +93,9 @@ async def _switch(options: argparse.Namespace, urls: Sequence[str]) -> FleetRepo
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, switching.cancel)
     async with fleet_client(options.admin_key, PoolPerReplica()) as client:
         fleet = HttpFleet(client, await resolve(urls))
-        return await switch_fleet(fleet, Order(options.method, options.k, options.policies, way))
+        return await switch_fleet(
+            fleet, FleetSwitch(options.method, options.k, options.policies, way)
+        )
 
 
 def _write(path: str, state: DesiredState) -> str | None:

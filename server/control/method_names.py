@@ -67,7 +67,7 @@ class LoadedProposers:
     max_speculative_tokens: int = 0
 
     @classmethod
-    def of(
+    def from_engine(
         cls, info: EngineInfo, primary: str | None = None, backup: str | None = None
     ) -> "LoadedProposers":
         """The proposers of a started engine."""

@@ -23,7 +23,7 @@ class SpecMethodBody:
     num_speculative_tokens: int
 
     @classmethod
-    def of(cls, method: SpecMethod) -> "SpecMethodBody":
+    def from_method(cls, method: SpecMethod) -> "SpecMethodBody":
         """The JSON form of `method`."""
         return cls(method.proposer, method.num_speculative_tokens)
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from server.control.records import SpecMethodBody, SwitchResult
 from server.fleet.desired import DesiredState, next_state, rank_of
-from server.fleet.replica import Checked, Fleet, Obstacle, Order, ReplicaState
+from server.fleet.replica import Checked, Fleet, FleetSwitch, Obstacle, ReplicaState
 
 
 class ReplicaOutcome(StrEnum):
@@ -78,14 +78,14 @@ class FleetReport:
         return [report for report in self.replicas if report.outcome in outcomes]
 
 
-async def switch_fleet(fleet: Fleet, order: Order) -> FleetReport:
+async def switch_fleet(fleet: Fleet, fleet_switch: FleetSwitch) -> FleetReport:
     """Sets a state at all replicas, if one of them can have it and none means another method.
 
     A replica that refuses, or does not answer, keeps no other back. If the caller is cancelled, the
     replicas that were told have the state, or will.
     """
     start_s = time.perf_counter()
-    checked = await fleet.check(order)
+    checked = await fleet.check(fleet_switch)
     check_ms = _ms_since(start_s)
     answers = [answer for answer in checked.values() if isinstance(answer, Checked)]
     if (refusal := _refusal(checked)) is not None:
@@ -93,8 +93,8 @@ async def switch_fleet(fleet: Fleet, order: Order) -> FleetReport:
         return FleetReport(FleetOutcome.UNCHANGED, None, refusal, replicas, check_ms, check_ms)
     base = max((answer.fleet.desired for answer in answers), key=rank_of)
     target = next(answer.to for answer in answers if isinstance(answer.to, SpecMethodBody))
-    desired = next_state(base, target, order.policies or {})
-    states = await fleet.set(desired, order.way)
+    desired = next_state(base, target, fleet_switch.policies or {})
+    states = await fleet.set(desired, fleet_switch.way)
     # A replica that was checked and is gone has left the fleet.
     replicas = tuple(_report(name, checked.get(name), states[name], desired) for name in states)
     is_whole = {report.outcome for report in replicas} == {ReplicaOutcome.SWITCHED}

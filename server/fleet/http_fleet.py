@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from server.control.types import ABORT_S, SwitchMode
 from server.fleet.addresses import Address
 from server.fleet.desired import DesiredState
-from server.fleet.replica import Checked, FleetStatus, Obstacle, Order, ReplicaState, Way
+from server.fleet.replica import Checked, FleetStatus, FleetSwitch, Obstacle, ReplicaState, Way
 from server.schema.admin import Engine
 from server.telemetry.rolling_stats import RollingStats
 from server.tls_problems import tls_problem
@@ -92,9 +92,9 @@ class HttpFleet:
         self._addresses = tuple(addresses)
         self._headers = headers
 
-    async def check(self, order: Order) -> dict[str, Checked | Obstacle]:
+    async def check(self, fleet_switch: FleetSwitch) -> dict[str, Checked | Obstacle]:
         """See `Member.check`."""
-        body = asdict(order) | _fields(order.way)
+        body = asdict(fleet_switch) | _fields(fleet_switch.way)
         del body["way"]
         return await self._each(CALL_S, Checked, "POST", "/v1/check_switch", body)
 

@@ -12,7 +12,15 @@ from server.control.switching.refusals import to_refusal
 from server.control.switching.switcher import Switcher
 from server.control.types import SERVER, Caller
 from server.fleet.desired import DesiredState, rank_of
-from server.fleet.replica import FOLLOWING, Checked, FleetStatus, Obstacle, Order, ReplicaState, Way
+from server.fleet.replica import (
+    FOLLOWING,
+    Checked,
+    FleetStatus,
+    FleetSwitch,
+    Obstacle,
+    ReplicaState,
+    Way,
+)
 
 RETRY_S = 1.0
 """Seconds until a server that lags tries again; twice as many after every try."""
@@ -50,7 +58,7 @@ class Member:
 
     def state(self, switch: SwitchResult | None = None) -> ReplicaState:
         """What the server has, after a switch that it was told to make."""
-        active = SpecMethodBody.of(self._switcher.active.spec_method)
+        active = SpecMethodBody.from_method(self._switcher.active.spec_method)
         return ReplicaState(active, switch, self.status())
 
     def status(self) -> FleetStatus:
@@ -62,22 +70,24 @@ class Member:
             self._lag if self._lags else None,
         )
 
-    def check(self, order: Order) -> Checked:
-        """What the server would do with an order. Changes nothing."""
+    def check(self, fleet_switch: FleetSwitch) -> Checked:
+        """What the server would do with a switch of the fleet. Changes nothing."""
         request = MethodRequest(
-            order.speculative_model,
-            order.num_speculative_tokens,
+            fleet_switch.speculative_model,
+            fleet_switch.num_speculative_tokens,
             is_named=True,
             proposer_param="speculative_model",
             k_param="num_speculative_tokens",
         )
         target: SpecMethodBody | Obstacle
         try:
-            self._policy_admin.check(order.policies or {})
-            target = SpecMethodBody.of(self._switcher.check(request, order.way.mode)[0])
+            self._policy_admin.check(fleet_switch.policies or {})
+            target = SpecMethodBody.from_method(
+                self._switcher.check(request, fleet_switch.way.mode)[0]
+            )
         except (SelectionError, PolicyError) as error:
             target = _obstacle(error)
-        active = SpecMethodBody.of(self._switcher.active.spec_method)
+        active = SpecMethodBody.from_method(self._switcher.active.spec_method)
         return Checked(active, target, self.status())
 
     async def set(

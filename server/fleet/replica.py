@@ -26,8 +26,8 @@ FOLLOWING = Way()
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A switch of the fleet, as it is asked for.
+class FleetSwitch:
+    """A requested switch of the fleet.
 
     Attributes:
         speculative_model: a name as in the API; `None` is plain decoding.
@@ -63,7 +63,7 @@ class FleetStatus:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a replica would do with an order.
+    """What a replica would do with a switch of the fleet.
 
     Attributes:
         active: the method that it has.
@@ -92,7 +92,7 @@ class ReplicaState:
 class Fleet(Protocol):
     """All replicas, as a coordinator reaches them: the answers by the replicas' names."""
 
-    async def check(self, order: Order) -> Mapping[str, Checked | Obstacle]:
+    async def check(self, fleet_switch: FleetSwitch) -> Mapping[str, Checked | Obstacle]:
         """See `Member.check`."""
         ...
 

@@ -4,7 +4,7 @@ import errno
 import os
 import resource
 
-MOST_CONNECTIONS = 10_000
+MAX_CONNECTIONS = 10_000
 """The default of `--max-connections` where descriptors allow it.
 
 Each takes some 20 kB, and one with TLS some 60 kB.
@@ -43,8 +43,8 @@ def raise_limit() -> int:
 def default_connections(limit: int) -> int:
     """The most connections that a limit of descriptors leaves room for: at least a half of it."""
     if limit == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return max(1, min(MOST_CONNECTIONS, max(limit - ROOM, limit // 2)))
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, max(limit - ROOM, limit // 2)))
 
 
 def needed(connections: int) -> int:

@@ -17,7 +17,7 @@ from server.fleet.desired import DesiredState, next_state
 from server.fleet.follower import Follower
 from server.fleet.http_fleet import CALL_S, limit_s
 from server.fleet.member import Member
-from server.fleet.replica import Checked, Obstacle, Order, ReplicaState, Way
+from server.fleet.replica import Checked, FleetSwitch, Obstacle, ReplicaState, Way
 from server.ray_serve.user_config import UserConfig, UserConfigError
 from server.routes.metrics import with_engine
 from server.state import AppState
@@ -59,9 +59,9 @@ class ServeFleet:
         assert self._state.runtime is not None
         return self._state.runtime.fleet
 
-    async def check(self, order: Order) -> Mapping[str, Checked | Obstacle]:
+    async def check(self, fleet_switch: FleetSwitch) -> Mapping[str, Checked | Obstacle]:
         """See `Member.check`."""
-        return await self._all(CALL_S, "check", order)
+        return await self._all(CALL_S, "check", fleet_switch)
 
     async def set(self, desired: DesiredState, way: Way) -> Mapping[str, ReplicaState | Obstacle]:
         """See `Member.set`."""
@@ -143,12 +143,12 @@ class ServeFleet:
         current = await self.desired()
         if current is not None and config.revision <= current.revision:
             return
-        order = config.order()
-        checked = self.member.check(order)
+        fleet_switch = config.fleet_switch()
+        checked = self.member.check(fleet_switch)
         if isinstance(checked.to, Obstacle):
             raise UserConfigError(checked.to.message)
-        desired = next_state(current, checked.to, order.policies or {}, config.revision)
-        state = await self.member.set(desired, order.way)
+        desired = next_state(current, checked.to, fleet_switch.policies or {}, config.revision)
+        state = await self.member.set(desired, fleet_switch.way)
         log.info("user_config_applied", revision=config.revision, lag=state.fleet.lag)
 
 

@@ -15,7 +15,7 @@ from prometheus_client import exposition
 from server.errors import ApiError, InvalidField
 from server.fleet.coordinator import FleetOutcome, FleetReport, ReplicaOutcome, switch_fleet
 from server.fleet.desired import rank_of
-from server.fleet.replica import Order, Way
+from server.fleet.replica import FleetSwitch, Way
 from server.http.auth import FLEET_PATH, caller
 from server.ray_serve.fleet import ServeFleet
 from server.ray_serve.fleet_metrics import with_replicas
@@ -58,8 +58,8 @@ def _add_changes(router: APIRouter, fleet: ServeFleet) -> None:
     async def switch_spec_method(request: Request, body: SwitchRequest) -> dict[str, Any]:
         """Makes another proposer, a policy, or plain decoding the method of every replica."""
         method = body.method_request()
-        order = Order(method.proposer, method.num_speculative_tokens, way=body.way())
-        report = await _switched(request, fleet, order)
+        fleet_switch = FleetSwitch(method.proposer, method.num_speculative_tokens, way=body.way())
+        report = await _switched(request, fleet, fleet_switch)
         first_report = asdict(report.replicas[0])
         switches = [each.switch for each in report.replicas if each.switch is not None]
         return {
@@ -85,8 +85,8 @@ def _add_changes(router: APIRouter, fleet: ServeFleet) -> None:
         # With the fleet's method; before its first switch, with that of this replica.
         method = await fleet.desired() or fleet.member.state().active
         k = method.num_speculative_tokens or None
-        order = Order(method.spec_method, k, body.policies, Way(reason=body.reason))
-        report = await _switched(request, fleet, order)
+        fleet_switch = FleetSwitch(method.spec_method, k, body.policies, Way(reason=body.reason))
+        report = await _switched(request, fleet, fleet_switch)
         return {"policies": body.policies, "fleet": asdict(report)}
 
 
@@ -109,9 +109,9 @@ def _add_views(router: APIRouter, fleet: ServeFleet) -> None:
         return Response(body, media_type=exposition.CONTENT_TYPE_PLAIN_0_0_4)
 
 
-async def _switched(request: Request, fleet: ServeFleet, order: Order) -> FleetReport:
+async def _switched(request: Request, fleet: ServeFleet, fleet_switch: FleetSwitch) -> FleetReport:
     """The report of a switch that every replica has made. Raises `ApiError` for any other."""
-    report, asker = await switch_fleet(fleet, order), caller(request)
+    report, asker = await switch_fleet(fleet, fleet_switch), caller(request)
     log.info("fleet_switch", who=asker.who, peer=asker.peer, outcome=report.outcome)
     if report.outcome is FleetOutcome.SWITCHED:
         return report

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine_adapter.seam.text import short_repr
 from server.control.types import DRAIN_TIMEOUT_S, MAX_DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
-from server.fleet.replica import Order, Way
+from server.fleet.replica import FleetSwitch, Way
 
 
 class UserConfigError(ValueError):
@@ -28,11 +28,11 @@ class UserConfig(BaseModel):
         None, description="policy -> its parameters"
     )
 
-    def order(self) -> Order:
+    def fleet_switch(self) -> FleetSwitch:
         """The switch."""
         reason = f"revision {self.revision} of user_config"
         way = Way(self.mode, self.timeout_s, self.on_timeout, reason)
-        return Order(self.spec_method, self.num_speculative_tokens, self.spec_policy, way)
+        return FleetSwitch(self.spec_method, self.num_speculative_tokens, self.spec_policy, way)
 
 
 def read_user_config(raw_config: Any) -> UserConfig:

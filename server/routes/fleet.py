@@ -13,7 +13,7 @@ router = APIRouter(tags=["Speculation"])
 @router.post("/v1/check_switch")
 async def check_switch(body: CheckRequest, runtime: StartedRuntime) -> Checked:
     """Says what a switch of the fleet would do at this server, and changes nothing."""
-    return runtime.fleet.check(body.order())
+    return runtime.fleet.check(body.fleet_switch())
 
 
 @router.put("/v1/fleet_method")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from server.fleet.desired import DesiredState, Generation
-from server.fleet.replica import Order
+from server.fleet.replica import FleetSwitch
 from server.schema.admin import SwitchRequest, SwitchWay
 
 _Policies = dict[str, dict[str, Any]]
@@ -18,11 +18,11 @@ class CheckRequest(SwitchRequest):
         None, description="policy -> its parameters, set with the method"
     )
 
-    def order(self) -> Order:
+    def fleet_switch(self) -> FleetSwitch:
         """The switch. Raises `InvalidField` if it names no method, or two different ones."""
         request = self.method_request()
         k = request.num_speculative_tokens
-        return Order(request.proposer, k, self.policies, self.way())
+        return FleetSwitch(request.proposer, k, self.policies, self.way())
 
 
 class FleetMethodRequest(SwitchWay):

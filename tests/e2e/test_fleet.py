@@ -11,7 +11,7 @@ import pytest
 from server.fleet.addresses import Address
 from server.fleet.coordinator import FleetOutcome, switch_fleet
 from server.fleet.http_fleet import HttpFleet, Shown, fleet_client
-from server.fleet.replica import Order
+from server.fleet.replica import FleetSwitch
 from tests.e2e.served import ROOT, Served, environment
 from tests.server.fleet.patience import be_patient
 from tests.server.gateway import eventually
@@ -62,10 +62,10 @@ async def test_a_process_that_is_killed_misses_a_switch_and_takes_it_when_it_is_
     async with fleet_client(None) as client:
         urls = [*(server.url for server in threads), served.url]
         fleet = HttpFleet(client, map(Address, urls))
-        assert (await switch_fleet(fleet, Order("suffix"))).outcome == FleetOutcome.SWITCHED
+        assert (await switch_fleet(fleet, FleetSwitch("suffix"))).outcome == FleetOutcome.SWITCHED
         served.process.kill()
         await asyncio.to_thread(served.process.wait)
-        report = await switch_fleet(fleet, Order("ngram"))
+        report = await switch_fleet(fleet, FleetSwitch("ngram"))
         assert report.outcome == FleetOutcome.PARTIAL
         outcomes = [str(replica.outcome) for replica in report.replicas]
         assert outcomes == ["switched", "switched", "switched", "unknown"]
@@ -78,7 +78,9 @@ async def test_a_process_that_is_killed_misses_a_switch_and_takes_it_when_it_is_
             await until_it_has(back, "ngram", 2)
             # A switch that it is not told.
             others = HttpFleet(client, map(Address, urls[:3]))
-            assert (await switch_fleet(others, Order("none"))).outcome == FleetOutcome.SWITCHED
+            assert (
+                await switch_fleet(others, FleetSwitch("none"))
+            ).outcome == FleetOutcome.SWITCHED
             await until_it_has(back, "none", 3)
         finally:
             again.stop()

@@ -103,7 +103,7 @@ class Switcher:
         if attempt is None or self._slots.is_open:
             return None
         return Drain(
-            SpecMethodBody.of(attempt.method),
+            SpecMethodBody.from_method(attempt.method),
             self._slots.num_queued,
             attempt.took_ms,
             attempt.timeout_s,

@@ -100,7 +100,9 @@ class Replica:
         """The JSON of the route."""
         match method, path:
             case "POST", "/v1/check_switch":
-                return asdict(self.member.check(CheckRequest.model_validate_json(body).order()))
+                return asdict(
+                    self.member.check(CheckRequest.model_validate_json(body).fleet_switch())
+                )
             case "PUT", "/v1/fleet_method":
                 asked = FleetMethodRequest.model_validate_json(body)
                 return asdict(await self.member.set(asked.desired(), asked.way()))

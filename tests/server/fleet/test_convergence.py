@@ -10,7 +10,7 @@ import pytest
 from server.fleet import member
 from server.fleet.coordinator import FleetOutcome, switch_fleet
 from server.fleet.desired import DesiredState, rank_of
-from server.fleet.replica import Order, Way
+from server.fleet.replica import FleetSwitch, Way
 from tests.server.fleet.network import ALL, Network
 from tests.server.gateway import eventually
 
@@ -62,12 +62,12 @@ def has(network: Network) -> set[tuple[str, int, bool]]:
 
 async def random_switch(network: Network) -> None:
     rng = network.rng
-    order = Order(
+    fleet_switch = FleetSwitch(
         rng.choice(METHODS),
         policies=rng.choice([None, {"goodput": {"min_gain": round(rng.random(), 2)}}]),
         way=Way(rng.choice(["immediate", "new_requests", "drain"]), 5),
     )
-    await switch_fleet(network.fleet, order)
+    await switch_fleet(network.fleet, fleet_switch)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ async def test_replicas_that_are_down_miss_a_switch_and_take_it_when_they_start(
     away = network.some(5)
     for replica in away:
         replica.is_down = True
-    report = await switch_fleet(network.fleet, Order("suffix"))
+    report = await switch_fleet(network.fleet, FleetSwitch("suffix"))
     assert report.outcome == FleetOutcome.PARTIAL
     assert {each.replica for each in report.replicas if each.outcome == "unknown"} == {
         replica.url for replica in away
@@ -137,9 +137,14 @@ async def test_of_two_coordinators_at_a_time_one_wins_everywhere(
 ) -> None:
     """Without a question to a peer: every replica was told both states, of the same number."""
     network = start_network(9)
-    orders = Order("ngram"), Order("suffix", policies={"goodput": {"min_gain": 0.5}})
+    fleet_switches = (
+        FleetSwitch("ngram"),
+        FleetSwitch("suffix", policies={"goodput": {"min_gain": 0.5}}),
+    )
     for generation in range(1, 6):
-        reports = await asyncio.gather(*(switch_fleet(network.fleet, order) for order in orders))
+        reports = await asyncio.gather(
+            *(switch_fleet(network.fleet, fleet_switch) for fleet_switch in fleet_switches)
+        )
         states = [report.desired for report in reports]
         assert [state and state.generation for state in states] == [generation] * 2
         assert desired(network) == [max(states, key=rank_of)] * NUMBER

@@ -13,8 +13,8 @@ from server.fleet.desired import DesiredState, rank_of
 from server.fleet.replica import (
     Checked,
     FleetStatus,
+    FleetSwitch,
     Obstacle,
-    Order,
     ReplicaState,
     Way,
 )
@@ -23,7 +23,7 @@ OLD, NEW = SpecMethodBody("draft", 4), SpecMethodBody("ngram", 5)
 LOAD = {"load": {"disable_by_batch_size": 3}}
 GONE = Obstacle("cannot be reached")
 NONE = Obstacle("no such proposer", 404, "proposer_not_found")
-ORDER = Order("ngram", policies=LOAD)
+FLEET_SWITCH = FleetSwitch("ngram", policies=LOAD)
 
 
 class Replica:
@@ -41,7 +41,7 @@ class Replica:
         has = 0 if self.desired is None or self.lag else self.desired.generation
         return FleetStatus(has, False, self.desired, self.lag)
 
-    def check(self, order: Order) -> Checked | Obstacle:
+    def check(self, fleet_switch: FleetSwitch) -> Checked | Obstacle:
         return self.checks() or Checked(OLD, self.to, self.status())
 
     def set(self, desired: DesiredState, way: Way) -> ReplicaState | Obstacle:
@@ -65,15 +65,15 @@ class Scripted:
     def __init__(self, *replicas: Replica) -> None:
         self.replicas = dict(zip("abcdef", replicas, strict=False))
 
-    async def check(self, order: Order) -> Mapping[str, Checked | Obstacle]:
-        return {name: replica.check(order) for name, replica in self.replicas.items()}
+    async def check(self, fleet_switch: FleetSwitch) -> Mapping[str, Checked | Obstacle]:
+        return {name: replica.check(fleet_switch) for name, replica in self.replicas.items()}
 
     async def set(self, desired: DesiredState, way: Way) -> Mapping[str, ReplicaState | Obstacle]:
         return {name: replica.set(desired, way) for name, replica in self.replicas.items()}
 
 
-async def switch(*replicas: Replica, order: Order = ORDER) -> FleetReport:
-    return await switch_fleet(Scripted(*replicas), order)
+async def switch(*replicas: Replica, fleet_switch: FleetSwitch = FLEET_SWITCH) -> FleetReport:
+    return await switch_fleet(Scripted(*replicas), fleet_switch)
 
 
 def outcomes(report: FleetReport) -> list[str]:
@@ -83,7 +83,7 @@ def outcomes(report: FleetReport) -> list[str]:
 async def test_all_get_a_state_above_the_largest_that_one_knows() -> None:
     replicas = [Replica(3), Replica(), Replica(8)]
     way = Way("drain", 5)
-    report = await switch(*replicas, order=replace(ORDER, way=way))
+    report = await switch(*replicas, fleet_switch=replace(FLEET_SWITCH, way=way))
     assert report.outcome == FleetOutcome.SWITCHED
     assert report.obstacle is None
     assert report.desired == DesiredState(9, "ngram", 5, LOAD)
@@ -99,8 +99,8 @@ async def test_all_get_a_state_above_the_largest_that_one_knows() -> None:
 async def test_the_policies_of_earlier_switches_stay() -> None:
     replica = Replica(2)
     replica.desired = DesiredState(2, "draft", 4, {"goodput": {"min_gain": 0.5}} | LOAD, 7)
-    order = Order("ngram", policies={"load": {}})
-    desired = (await switch(replica, Replica(1), order=order)).desired
+    fleet_switch = FleetSwitch("ngram", policies={"load": {}})
+    desired = (await switch(replica, Replica(1), fleet_switch=fleet_switch)).desired
     assert desired == DesiredState(3, "ngram", 5, {"goodput": {"min_gain": 0.5}, "load": {}}, 7)
 
 
@@ -196,7 +196,7 @@ async def test_no_replica_that_answers_changes_nothing() -> None:
 
 async def test_replicas_that_mean_different_methods_change_nothing() -> None:
     other = Replica(to=SpecMethodBody("suffix", 5))
-    report = await switch(Replica(), other, order=Order("primary"))
+    report = await switch(Replica(), other, fleet_switch=FleetSwitch("primary"))
     assert report.outcome == FleetOutcome.UNCHANGED
     assert report.obstacle is not None
     assert report.obstacle.message.endswith("ngram with k 5 at a, suffix with k 5 at b")

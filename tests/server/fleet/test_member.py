@@ -14,7 +14,7 @@ from server.control.records import SpecMethodBody
 from server.fleet import member as module
 from server.fleet.desired import DesiredState
 from server.fleet.member import Member
-from server.fleet.replica import Obstacle, Order, ReplicaState, Way
+from server.fleet.replica import FleetSwitch, Obstacle, ReplicaState, Way
 from tests.server.conftest import StartGateway
 from tests.server.fleet.gate import Gate
 from tests.server.fleet.in_flight import begun
@@ -324,19 +324,19 @@ async def test_a_dead_engine_follows_when_it_is_back(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "status", "said"),
+    ("fleet_switch", "status", "said"),
     [
-        (Order("nope"), 404, "nope"),
-        (Order("ngram", num_speculative_tokens=99), 400, "99"),
-        (Order("ngram", way=Way("sometimes")), 400, "mode"),
-        (Order("ngram", policies={"load": {"nope": 1}}), 400, "load.nope"),
-        (Order("ngram", policies={"nope": {}}), 400, "nope"),
+        (FleetSwitch("nope"), 404, "nope"),
+        (FleetSwitch("ngram", num_speculative_tokens=99), 400, "99"),
+        (FleetSwitch("ngram", way=Way("sometimes")), 400, "mode"),
+        (FleetSwitch("ngram", policies={"load": {"nope": 1}}), 400, "load.nope"),
+        (FleetSwitch("ngram", policies={"nope": {}}), 400, "nope"),
     ],
 )
 async def test_a_check_says_what_cannot_work(
-    gateway: Gateway, order: Order, status: int, said: str
+    gateway: Gateway, fleet_switch: FleetSwitch, status: int, said: str
 ) -> None:
-    refusal = member(gateway).check(order).to
+    refusal = member(gateway).check(fleet_switch).to
     assert isinstance(refusal, Obstacle)
     assert refusal.status == status
     assert said in refusal.message
@@ -346,7 +346,7 @@ async def test_a_check_says_what_cannot_work(
 
 
 async def test_a_check_says_what_a_switch_would_do_and_does_not_do_it(gateway: Gateway) -> None:
-    checked = member(gateway).check(Order("[ngram]", 3, {"auto": {"min_gain": 0.5}}))
+    checked = member(gateway).check(FleetSwitch("[ngram]", 3, {"auto": {"min_gain": 0.5}}))
     assert (checked.active, checked.to) == (SpecMethodBody("draft", 4), SpecMethodBody("ngram", 3))
     assert (active(gateway), records(gateway)) == (("draft", 0), [])
     assert member(gateway).desired is None

@@ -11,7 +11,7 @@ import pytest
 from server.fleet.addresses import Address
 from server.fleet.coordinator import FleetOutcome, FleetReport, switch_fleet
 from server.fleet.http_fleet import HttpFleet, fleet_client
-from server.fleet.replica import Order, Way
+from server.fleet.replica import FleetSwitch, Way
 from tests.server.conftest import StartServer
 from tests.server.gateway import eventually
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
@@ -108,7 +108,9 @@ async def switch_under_load(servers: Sequence[ThreadedServer], mode: str, number
                 await eventually(lambda: in_flight(servers) > 0)
                 method = rng.choice(METHODS)
                 made.methods.append(method)
-                made.reports.append(await switch_fleet(fleet, Order(method, way=Way(mode, 120))))
+                made.reports.append(
+                    await switch_fleet(fleet, FleetSwitch(method, way=Way(mode, 120)))
+                )
                 made.states.append(has(servers))
 
     await load.run(switch)
@@ -143,8 +145,8 @@ async def test_a_server_without_the_proposer_lags(
     lacking = start_server(**NGRAM_ONLY)
     async with fleet_client(ADMIN_KEY) as client:
         fleet = HttpFleet(client, addresses([*servers, lacking]))
-        assert (await switch_fleet(fleet, Order("ngram"))).outcome == FleetOutcome.SWITCHED
-        report = await switch_fleet(fleet, Order("suffix"))
+        assert (await switch_fleet(fleet, FleetSwitch("ngram"))).outcome == FleetOutcome.SWITCHED
+        report = await switch_fleet(fleet, FleetSwitch("suffix"))
     assert report.outcome == FleetOutcome.PARTIAL
     assert outcomes(report) == [*["switched"] * 4, "lags"]
     assert code(report, 4) == "proposer_not_found"
@@ -156,7 +158,7 @@ async def test_a_server_that_is_down_is_named_and_has_the_method_when_it_is_back
 ) -> None:
     await asyncio.to_thread(servers[3].stop)
     async with fleet_client(ADMIN_KEY) as client:
-        report = await switch_fleet(HttpFleet(client, addresses(servers)), Order("suffix"))
+        report = await switch_fleet(HttpFleet(client, addresses(servers)), FleetSwitch("suffix"))
     assert report.outcome == FleetOutcome.PARTIAL
     assert outcomes(report) == [*["switched"] * 3, "unknown"]
     assert has(servers[:3]) == {("suffix", 1)}
@@ -171,7 +173,7 @@ async def test_a_server_that_starts_before_a_switch_and_is_not_told_follows(
     new = start_server(fleet_peers=peers, fleet_key=ADMIN_KEY, fleet_poll_s=0.02)
     assert has([new]) == {("none", 0)}
     async with fleet_client(ADMIN_KEY) as client:
-        await switch_fleet(HttpFleet(client, addresses(servers)), Order("suffix"))
+        await switch_fleet(HttpFleet(client, addresses(servers)), FleetSwitch("suffix"))
     await eventually(lambda: has([*servers, new]) == {("suffix", 1)})
 
 
@@ -182,7 +184,8 @@ async def test_two_coordinators_at_a_time_agree_on_one_state(
         fleet = HttpFleet(client, addresses(servers))
         for _ in range(5):
             reports = await asyncio.gather(
-                switch_fleet(fleet, Order("suffix")), switch_fleet(fleet, Order("ngram"))
+                switch_fleet(fleet, FleetSwitch("suffix")),
+                switch_fleet(fleet, FleetSwitch("ngram")),
             )
             ((method, generation),) = has(servers)
             (winner,) = (each.desired for each in reports if _has(each, method, generation))
@@ -204,7 +207,7 @@ async def test_a_drain_that_one_server_cannot_end_leaves_the_others_switched(
         asking = asyncio.create_task(text(user, busy, PROMPTS[0]))
         await eventually(lambda: in_flight([busy]) == 1)
         fleet = HttpFleet(client, addresses(every))
-        report = await switch_fleet(fleet, Order("suffix", way=Way("drain", 0.1)))
+        report = await switch_fleet(fleet, FleetSwitch("suffix", way=Way("drain", 0.1)))
         assert report.outcome == FleetOutcome.PARTIAL
         assert outcomes(report) == [*["switched"] * 4, "lags"]
         assert code(report, 4) == "drain_timeout"
@@ -237,7 +240,7 @@ async def test_a_call_whose_connection_is_closed_is_repeated(
 ) -> None:
     transport = Flaky(path)
     async with fleet_client(ADMIN_KEY, transport) as client:
-        report = await switch_fleet(HttpFleet(client, addresses(servers)), Order("ngram"))
+        report = await switch_fleet(HttpFleet(client, addresses(servers)), FleetSwitch("ngram"))
     assert transport.lost == 1
     assert report.outcome == FleetOutcome.SWITCHED
     assert has(servers) == {("ngram", 1)}

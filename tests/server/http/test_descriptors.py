@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from server.http.descriptors import MOST_CONNECTIONS, default_connections, exhausted
+from server.http.descriptors import MAX_CONNECTIONS, default_connections, exhausted
 
 LIMITED = """
 import os, resource
@@ -69,8 +69,8 @@ uvloop.run(main())
 @pytest.mark.parametrize(
     ("limit", "connections"),
     [
-        (resource.RLIM_INFINITY, MOST_CONNECTIONS),
-        (1_048_576, MOST_CONNECTIONS),
+        (resource.RLIM_INFINITY, MAX_CONNECTIONS),
+        (1_048_576, MAX_CONNECTIONS),
         (4096, 3840),
         (1024, 768),
         (256, 128),

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from server.fleet.coordinator import switch_fleet
-from server.fleet.replica import Order
+from server.fleet.replica import FleetSwitch
 from server.ray_serve.user_config import UserConfig, UserConfigError
 from tests.server.conftest import StartGateway
 from tests.server.ray_serve.house import NAMES, House
@@ -30,7 +30,7 @@ async def test_a_revision_is_applied_once(house: House) -> None:
     assert len(desired) == 1
     assert repr(policy) in desired.pop()
     # What the API has set since stays.
-    await switch_fleet(house.fleets["a"], Order("none"))
+    await switch_fleet(house.fleets["a"], FleetSwitch("none"))
     await declare(house, config(1, "ngram"))
     assert house.states() == dict.fromkeys(NAMES, ("none", 2))
     await declare(house, config(2, "suffix"))
@@ -45,7 +45,7 @@ async def test_replicas_that_get_it_one_after_the_other_agree(house: House) -> N
 
 async def test_a_replica_that_missed_a_switch_agrees_too(house: House) -> None:
     house.hidden.add("d")
-    await switch_fleet(house.fleets["a"], Order("suffix"))
+    await switch_fleet(house.fleets["a"], FleetSwitch("suffix"))
     house.hidden.clear()
     await declare(house, config(1, "ngram"))
     assert {method for method, _ in house.states().values()} == {"ngram"}
@@ -59,7 +59,7 @@ async def test_a_replica_that_starts_with_an_old_revision_undoes_nothing(
     house: House, start: StartGateway
 ) -> None:
     await declare(house, config(1, "ngram"))
-    await switch_fleet(house.fleets["a"], Order("none"))
+    await switch_fleet(house.fleets["a"], FleetSwitch("none"))
     await house.add("late", await start())
     await declare(house, config(1, "ngram"), "late")
     assert house.states() == dict.fromkeys((*NAMES, "late"), ("none", 2))

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.fleet.coordinator import switch_fleet
 from server.fleet.desired import DesiredState
-from server.fleet.replica import Order, ReplicaState
+from server.fleet.replica import FleetSwitch, ReplicaState
 from server.http.this_machine import OnlyThisMachine
 from server.ray_serve.routes import ONE_REPLICA, serve_fleet
 from tests.server.conftest import StartGateway
@@ -145,7 +145,7 @@ async def test_policies_leave_a_method_that_this_replica_has_missed(
     house: House, client: httpx.AsyncClient
 ) -> None:
     house.hidden.add("a")
-    await switch_fleet(house.fleets["b"], Order("ngram"))
+    await switch_fleet(house.fleets["b"], FleetSwitch("ngram"))
     house.hidden.clear()
     assert house.states()["a"] == ("draft", 0)
     await client.put("/v1/spec_policy", json={"policies": {"goodput": {"min_gain": 0.5}}})

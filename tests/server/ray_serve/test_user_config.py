@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from server.control.types import OnTimeout
-from server.fleet.replica import Order, Way
+from server.fleet.replica import FleetSwitch, Way
 from server.ray_serve.user_config import UserConfigError, read_user_config
 
 
@@ -21,7 +21,7 @@ def test_the_fields_are_those_of_a_switch() -> None:
     }
     way = Way("drain", 5, OnTimeout.MOVE, "revision 3 of user_config")
     policies = {"load": {"disable_by_batch_size": 8}}
-    assert read_user_config(given).order() == Order("load", 4, policies, way)
+    assert read_user_config(given).fleet_switch() == FleetSwitch("load", 4, policies, way)
 
 
 @pytest.mark.parametrize(
