@@ -8,7 +8,7 @@ from engine_adapter.policies.parameters import PolicyError
 from server.control.admin.policy_admin import PolicyAdmin
 from server.control.method_names import MethodRequest, SelectionError
 from server.control.records import SpecMethodBody, SwitchResult
-from server.control.switching.refusals import to_refusal
+from server.control.switching.errors import to_refusal
 from server.control.switching.switcher import Switcher
 from server.control.types import SERVER, Caller
 from server.fleet.desired import DesiredState, rank_of

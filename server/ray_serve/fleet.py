@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 from prometheus_client import Metric
 
-from server.control.switching.refusals import to_refusal
+from server.control.switching.errors import to_refusal
 from server.errors import Unavailable
 from server.fleet.desired import DesiredState, next_state
 from server.fleet.follower import Follower

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from engine_adapter.seam.types import ProposerInfo
 from server.contract.answers import answers
 from server.control.records import SwitchResult
-from server.control.switching.refusals import REFUSALS, to_refusal
+from server.control.switching.errors import SWITCH_ERRORS, to_refusal
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
 from server.http.exchange import exchange_of
@@ -53,7 +53,7 @@ async def switch_spec_method(
     try:
         # A drain must not make requests wait for a caller that is gone.
         result = await until_disconnect(request.receive, switching)
-    except REFUSALS as error:
+    except SWITCH_ERRORS as error:
         raise to_refusal(error) from None
     if (span := exchange_of(request.scope).span) is not None:
         span.annotate(
