@@ -5,8 +5,7 @@ from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.control.admission.key_limits import KeyLimits
-from server.control.admission.key_turns import KeyTurns
+from server.control.admission.key_limits import KeyLimits, KeyTurns
 from server.control.admission.limit_errors import TooManyRequests
 from server.errors import ApiError, send_error
 from server.http.auth import key_name
@@ -44,7 +43,8 @@ class KeyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as counted:
-            if _is_post(scope) and (path := scope["path"]) in COUNTED_PATHS:
+            is_post = scope["type"] == "http" and scope["method"] == "POST"
+            if is_post and (path := scope["path"]) in COUNTED_PATHS:
                 key = key_name(scope)
                 await self._turns.turn(key)
                 try:
@@ -57,7 +57,3 @@ class KeyLimit:
                     await send_error(refusal, scope, receive, send)
                     return
             await self._app(scope, receive, send)
-
-
-def _is_post(scope: Scope) -> bool:
-    return bool(scope["type"] == "http" and scope["method"] == "POST")

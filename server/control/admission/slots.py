@@ -21,9 +21,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from server.control.admission.key_queue import KeyQueue
+from server.control.admission.key_queues import KeyQueue, QueueShares
 from server.control.admission.queue_rate import QueueRate
-from server.control.admission.queue_shares import QueueShares
 from server.control.admission.request_cost import RequestCost
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.control.admission.queue_shares import QueueShares
+from server.control.admission.key_queues import QueueShares
 from server.control.admission.request_cost import RequestCost
 
 

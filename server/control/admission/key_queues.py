@@ -1,10 +1,4 @@
-"""How much of the queue each API key has, and which requests give their places to another one.
-
-A full queue takes a request if its key, with it, still queues less than the key that queues most.
-That key's last request of its highest `priority` value gives its place. So the keys that want more
-than their part of the queue share it evenly, and a request that is sent again at once does not take
-its place back. The same holds for prompt tokens, where several requests may give their places.
-"""
+"""The queue by API keys: which request of a key is next, and which give their places to another."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -21,7 +15,66 @@ class QueuedRequest(Protocol):
     number: int
 
 
+class WaitingRequest(QueuedRequest, Protocol):
+    """A request that waits for its next sequence."""
+
+    slots_held: int
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether none of its sequences has started."""
+        ...
+
+    @property
+    def fits_slice(self) -> bool:
+        """Whether its slice has room for its next sequence."""
+        ...
+
+
 R = TypeVar("R", bound=QueuedRequest)
+W = TypeVar("W", bound=WaitingRequest)
+
+
+class KeyQueue(Generic[W]):
+    """The requests of one API key that wait.
+
+    Attributes:
+        slots_held: by its requests.
+    """
+
+    def __init__(self) -> None:
+        self.slots_held = 0
+        # (Priority, number, request) of those that wait for their first sequence, sorted.
+        self._queue: list[tuple[int, int, W]] = []
+        # Those that wait for a further one.
+        self._continuing: set[W] = set()
+
+    def add(self, request: W) -> None:
+        """Adds a request that waits from now on."""
+        if request.is_queued:
+            insort(self._queue, (request.cost.priority, request.number, request))
+        else:
+            self._continuing.add(request)
+
+    def remove(self, request: W) -> None:
+        """Takes a request out that waits."""
+        if request in self._continuing:
+            self._continuing.remove(request)
+        else:
+            del self._queue[bisect_left(self._queue, (request.cost.priority, request.number))]
+
+    def next(self, *, with_queue: bool) -> W | None:
+        """The request that should start a sequence first; `None` if none could.
+
+        Args:
+            with_queue: a request may start its first sequence.
+        """
+        candidates = [request for request in self._continuing if request.fits_slice]
+        if with_queue and self._queue:
+            candidates.append(self._queue[0][2])
+        return min(
+            candidates, key=lambda r: (r.cost.priority, r.slots_held, r.number), default=None
+        )
 
 
 class _Share(Generic[R]):
@@ -41,6 +94,12 @@ class _Share(Generic[R]):
 
 class QueueShares(Generic[R]):
     """The requests in the queue, by key. Lives on the event loop.
+
+    A full queue takes a request if its key, with it, still queues less than the key that queues
+    most. That key's last request of its highest `priority` value gives its place. So the keys that
+    want more than their part of the queue share it evenly, and a request that is sent again at once
+    does not take its place back. The same holds for prompt tokens, where several requests may give
+    their places.
 
     Attributes:
         num_requests, prompt_tokens: of all keys together.
@@ -72,7 +131,8 @@ class QueueShares(Generic[R]):
 
     def gives_place_to(self, key: str | None) -> bool:
         """Whether a full queue has a place for another request of the key."""
-        return self._num(key) + 1 < len(self._greediest())
+        num_requests = len(self._shares.get(key, ()))
+        return num_requests + 1 < len(self._greediest())
 
     def victims_for(self, cost: RequestCost, max_requests: int, max_tokens: int) -> list[R] | None:
         """The requests that must leave the queue for another one; `None` if it gets no place.
@@ -118,10 +178,6 @@ class QueueShares(Generic[R]):
             excess -= victim.cost.prompt_tokens
             heapreplace(heap, (count + victim.cost.prompt_tokens, i, key, num_victims + 1))
         return more
-
-    def _num(self, key: str | None) -> int:
-        share = self._shares.get(key)
-        return 0 if share is None else len(share)
 
     def _greediest(self) -> _Share[R]:
         """The key with the most requests."""
