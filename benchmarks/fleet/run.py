@@ -22,8 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.fleet.addresses import Address
 from server.fleet.coordinator import FleetOutcome, switch_fleet
-from server.fleet.http_fleet import HttpFleet, fleet_client
-from server.fleet.pools import PoolPerReplica
+from server.fleet.http_fleet import HttpFleet, PoolPerReplica, fleet_client
 from server.fleet.replica import FleetSwitch
 
 METHODS = ("ngram", "suffix")

@@ -13,8 +13,7 @@ from rich.text import Text
 from server.commands import DIFFERING, FAILED, print_error
 from server.commands.admin_client import printable, shown
 from server.fleet.addresses import resolve
-from server.fleet.http_fleet import HttpFleet, fleet_client
-from server.fleet.pools import PoolPerReplica
+from server.fleet.http_fleet import HttpFleet, PoolPerReplica, fleet_client
 from server.fleet.view import ReplicaView, common, view
 from server.http.descriptors import raise_limit
 

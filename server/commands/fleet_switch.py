@@ -20,8 +20,7 @@ from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
 from server.fleet.addresses import resolve
 from server.fleet.coordinator import FleetOutcome, FleetReport, ReplicaOutcome, switch_fleet
 from server.fleet.desired import DesiredState, state_json
-from server.fleet.http_fleet import HttpFleet, fleet_client
-from server.fleet.pools import PoolPerReplica
+from server.fleet.http_fleet import HttpFleet, PoolPerReplica, fleet_client
 from server.fleet.replica import FleetSwitch, Way
 from server.http.descriptors import raise_limit
 
@@ -125,12 +124,13 @@ def _print(report: FleetReport, *, as_json: bool) -> None:
     names = ("replica", "outcome", "before", "now", "generation", "in flight", "ms", "why")
     table = Table(*names, box=None, pad_edge=False)
     for replica_report in report.replicas:
+        generation = replica_report.fleet_generation
         table.add_row(
             replica_report.replica,
             replica_report.outcome,
             _method(replica_report.previous),
             _method(replica_report.active),
-            _number(replica_report.fleet_generation),
+            "-" if generation is None else str(generation),
             "-" if replica_report.switch is None else str(replica_report.switch.in_flight),
             "-" if replica_report.switch is None else f"{replica_report.switch.waited_ms:.1f}",
             "" if replica_report.obstacle is None else printable(replica_report.obstacle.message),
@@ -161,10 +161,6 @@ def _sentence(report: FleetReport) -> str:
 
 def _method(method: SpecMethodBody | None) -> str:
     return "?" if method is None else shown(asdict(method))
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 def _policies(text: str) -> dict[str, Any]:

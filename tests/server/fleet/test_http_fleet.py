@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from server.fleet.http_fleet import fleet_client
-from server.fleet.pools import PoolPerReplica
+from server.fleet.http_fleet import PoolPerReplica, fleet_client
 from tests.server.gateway import eventually
 
 
