@@ -20,8 +20,7 @@ from server.http.cors import Cors
 from server.http.event_stream import DIRECT_SEND
 from server.http.key_limit import KeyLimit
 from server.http.keyring import Keyring
-from server.http.middleware import AccessLog, ErrorBoundary, RequestId
-from server.http.trace_requests import TraceRequests
+from server.http.middleware import AccessLog, ErrorBoundary, RequestId, TraceRequests
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
     admin,

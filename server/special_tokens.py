@@ -36,7 +36,7 @@ class HiddenValue(NamedTuple):
     def restore(self, text: str) -> str:
         """A rendered text without stand-ins, those that a template wrote as JSON escapes too."""
         for stand_in, original in self.originals.items():
-            text = text.replace(stand_in, original).replace(_escape(stand_in), original)
+            text = text.replace(stand_in, original).replace(json.dumps(stand_in)[1:-1], original)
         return text
 
 
@@ -131,10 +131,6 @@ def _unused(text: str) -> Iterator[str]:
     escapes = "".join(_ESCAPES.findall(text))
     characters = {*text, *json.loads(f'"{escapes}"')}
     return (stand_in for stand_in in map(chr, STAND_INS) if stand_in not in characters)
-
-
-def _escape(character: str) -> str:
-    return json.dumps(character)[1:-1]
 
 
 def _put(text: str, places: list[int], stand_ins: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from server.contract.answers import ERROR, MESSAGE_ERROR, SCHEMAS, code_list, he
 from server.errors import MESSAGES_PATH
 from server.http.auth import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS
 from server.http.headers import REQUEST_ID, RESPONSE_HEADERS, RETRY_AFTER, TRACE_ID
-from server.http.trace_requests import is_traced
+from server.http.middleware import is_traced
 from server.schema.answers import ErrorResponse
 from server.state import get_ready_runtime, get_runtime
 

@@ -149,7 +149,8 @@ class Connection(HttpToolsProtocol):
         """Adds a part of the URL; one that is too long is refused."""
         super().on_url(url)
         if len(self.url) > self._limits.max_url_bytes:
-            self._end_parsing(self._long_url())
+            message = f"The URL is longer than {self._limits.max_url_bytes} bytes."
+            self._end_parsing(ApiError(414, message, code="url_too_long"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, before a body or after it."""
@@ -317,10 +318,6 @@ class Connection(HttpToolsProtocol):
     def _note(self, reason: CloseReason, **fields: object) -> None:
         peer = self.client[0] if self.client else ""
         self._connections.closing(reason, peer, self.loop.time(), **fields)
-
-    def _long_url(self) -> ApiError:
-        message = f"The URL is longer than {self._limits.max_url_bytes} bytes."
-        return ApiError(414, message, code="url_too_long")
 
     def _large_headers(self) -> ApiError:
         limits = self._limits

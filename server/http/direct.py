@@ -56,19 +56,14 @@ def indirect(scope: Scope) -> str | None:
         return "its Host is not a loopback address"
     if "origin" in headers and not _is_loopback_url(headers["origin"]):
         return "a page of another origin sends it"
-    # A header that no direct client sends by itself.
-    name = next((name for name in headers if not _is_direct_header(name)), None)
-    if name is not None:
-        return f"its header {truncate(name)} may be a proxy's"
+    for name in headers:
+        if name not in _DIRECT_HEADERS and not name.startswith(_DIRECT_PREFIXES):
+            return f"its header {truncate(name)} may be a proxy's"
     # Today's clients speak HTTP/1.1; nginx speaks 1.0 to what is behind it unless told otherwise.
     # Lines of other versions, such as 0.9, are in no client's requests.
     if (version := scope.get("http_version")) != "1.1":
         return f"it is HTTP/{version}, which proxies speak"
     return None
-
-
-def _is_direct_header(name: str) -> bool:
-    return name in _DIRECT_HEADERS or name.startswith(_DIRECT_PREFIXES)
 
 
 def _is_loopback_url(url: str) -> bool:

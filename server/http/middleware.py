@@ -1,4 +1,4 @@
-"""Middleware of every request: request id, access log, HTTP metrics, unexpected errors.
+"""Middleware of every request: request id, span, access log, HTTP metrics, unexpected errors.
 
 Pure ASGI: what wraps `send` reads only the start and the end of an answer. `EventStream` sends
 what is between past the middleware.
@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,12 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine_adapter.seam.cancellation import was_cancelled
 from server.console.pages import is_console_path
 from server.errors import MESSAGES_PATH, cancellation_error, send_error, to_api_error
-from server.http.auth import key_name
+from server.http.auth import ADMIN_PATHS, key_name
 from server.http.exchange import exchange_of
 from server.http.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID, TRACE_ID
-from server.telemetry.http_metrics import PROBES, UNMATCHED
+from server.telemetry.http_metrics import GENERATING, PROBES, UNMATCHED
 from server.telemetry.metrics import Metrics
 from server.telemetry.repeated_warning import LOG_EVERY_S
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 OTHER_METHOD = "other"
 """The method label of methods that HTTP does not define, so that labels are bounded."""
@@ -33,6 +37,9 @@ MAX_REFUSALS = 100
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_READING = ("GET", "HEAD", "OPTIONS")
+_TRACED_PATHS = ADMIN_PATHS | frozenset(GENERATING)
+_REFUSED = (401, 403)
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +70,41 @@ class RequestId:
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             await self._app(scope, receive, with_id)
+
+
+def is_traced(method: str, path: str) -> bool:
+    """Whether such requests have a span: those that generate or change something."""
+    return path in _TRACED_PATHS and method not in _READING
+
+
+class TraceRequests:
+    """Gives a request its span, and each log line of it the id of the trace.
+
+    A request without a valid key is not sent to the collector: otherwise anybody could fill it.
+    """
+
+    def __init__(self, app: ASGIApp, tracer: "Tracing") -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes every request on."""
+        if scope["type"] != "http" or not is_traced(scope["method"], scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        exchange = exchange_of(scope)
+        request_id = structlog.contextvars.get_contextvars().get("request_id", "")
+        span = self._tracer.begin(scope, exchange.start_s, request_id)
+        if not span.is_valid:
+            await self._app(scope, receive, send)
+            return
+        exchange.span = span
+        try:
+            with structlog.contextvars.bound_contextvars(trace_id=span.trace_id):
+                await self._app(scope, receive, send)
+        finally:
+            if exchange.status not in _REFUSED:
+                span.end(exchange.status, exchange.error)
 
 
 class _Refusals:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from engine_adapter.seam.factory import create_engine
 from server.app import create_app
 from server.commands.serve import open_audit
-from server.http.this_machine import OnlyThisMachine
+from server.http.auth import OnlyThisMachine
 from server.ray_serve.fleet import ServeFleet
 from server.ray_serve.routes import serve_fleet
 from server.ray_serve.user_config import UserConfigError, read_user_config

@@ -144,16 +144,13 @@ def unreachable(rules: Sequence[Rule]) -> tuple[str, ...]:
     for i, rule in enumerate(rules):
         for earlier in rules[:i]:
             if earlier.match.covers(rule.match):
+                is_catch_all = earlier.match.covers(Match())
                 warnings.append(
                     f"rules.{i} ({rule.name}) never decides: {earlier.name}, which comes before "
-                    f"it, matches {'every request' if _is_any(earlier) else 'all its requests'}"
+                    f"it, matches {'every request' if is_catch_all else 'all its requests'}"
                 )
                 break
     return tuple(warnings)
-
-
-def _is_any(rule: Rule) -> bool:
-    return rule.match.covers(Match())
 
 
 def _covers(

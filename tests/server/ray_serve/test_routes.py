@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.fleet.coordinator import switch_fleet
 from server.fleet.desired import DesiredState
 from server.fleet.replica import FleetSwitch, ReplicaState
-from server.http.this_machine import OnlyThisMachine
+from server.http.auth import OnlyThisMachine
 from server.ray_serve.routes import ONE_REPLICA, serve_fleet
 from tests.server.conftest import StartGateway
 from tests.server.gateway import BASE_URL, eventually
