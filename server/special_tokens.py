@@ -53,11 +53,11 @@ class SpecialTokens:
     ) -> None:
         self.texts = frozenset(filter(None, texts))
         self._longest = max(map(len, self.texts), default=0)
-        self._all = "\0".join(self.texts)
+        self._joined_texts = "\0".join(self.texts)
         self._starts = {text[:end] for text in self.texts for end in range(2, len(text))}
         self._ends = {text[begin:] for text in self.texts for begin in range(1, len(text) - 1)}
-        self._first = _one_of(text[0] for text in self.texts)
-        self._last = _one_of(text[-1] for text in self.texts)
+        self._first_characters = _one_of(text[0] for text in self.texts)
+        self._last_characters = _one_of(text[-1] for text in self.texts)
         self._pattern = _pattern(self.texts)
         self._normalize = normalize
         if normalize is not None:
@@ -99,7 +99,9 @@ class SpecialTokens:
         if len(stand_ins) < len(originals):
             message = "messages contain special tokens and all characters of private use."
             raise InvalidField("messages", message)
-        new_texts = {text: _put(text, in_text, stand_ins) for text, in_text in places.items()}
+        new_texts = {
+            text: _with_stand_ins(text, in_text, stand_ins) for text, in_text in places.items()
+        }
         by_stand_in = {stand_in: original for original, stand_in in stand_ins.items()}
         return HiddenValue(_replace_texts(value, new_texts), has_tokens, by_stand_in)
 
@@ -114,14 +116,18 @@ class SpecialTokens:
         while match:  # tokens can overlap
             places.add(match.start())
             match = self._pattern.search(text, match.start() + 1)
-        for match in self._first.finditer(text, max(0, len(text) - self._longest)):
+        for match in self._first_characters.finditer(text, max(0, len(text) - self._longest)):
             if text[match.start() :] in self._starts:
                 places.add(match.start())
-        for match in self._last.finditer(text, 0, self._longest):
+        for match in self._last_characters.finditer(text, 0, self._longest):
             if text[: match.end()] in self._ends:
                 places.add(0)
         # A word alone, such as a name of a schema's property, stays: templates compare it.
-        if 1 < len(text) < self._longest and _PUNCTUATION.search(text) and text in self._all:
+        if (
+            1 < len(text) < self._longest
+            and _PUNCTUATION.search(text)
+            and text in self._joined_texts
+        ):
             places.add(0)
         return sorted(places)
 
@@ -133,7 +139,7 @@ def _unused(text: str) -> Iterator[str]:
     return (stand_in for stand_in in map(chr, STAND_INS) if stand_in not in characters)
 
 
-def _put(text: str, places: list[int], stand_ins: Mapping[str, str]) -> str:
+def _with_stand_ins(text: str, places: list[int], stand_ins: Mapping[str, str]) -> str:
     characters = list(text)
     for place in places:
         characters[place] = stand_ins[characters[place]]

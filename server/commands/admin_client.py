@@ -196,7 +196,7 @@ def _source(variable: str, value: str | None, flag: str) -> str:
     return variable if value and os.environ.get(variable) == value else flag
 
 
-def shown(method: Mapping[str, Any]) -> str:
+def method_text(method: Mapping[str, Any]) -> str:
     """A spec method of the API, as commands print it."""
     k = method["num_speculative_tokens"]
     return f"{method['spec_method']} (k {k})" if k else str(method["spec_method"])

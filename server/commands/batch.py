@@ -166,7 +166,7 @@ class BatchRun:
         self._skipped = sum(output.done.has(item) for item in read_input(source))
         self._answered = 0
         self._tokens = 0
-        self._begun = time.monotonic()
+        self._start_s = time.monotonic()
 
     def run(self) -> int:
         """Returns the exit status: 0 if every item of the input has an answer of status 200."""
@@ -205,7 +205,7 @@ class BatchRun:
             return await self._send_all(app)
 
     async def _send_all(self, app: FastAPI) -> int:
-        self._begun = time.monotonic()
+        self._start_s = time.monotonic()
         items = (item for item in read_input(self._source) if not self._output.done.has(item))
         transport = httpx.ASGITransport(app)
         engine_error: EngineGone | None = None
@@ -245,7 +245,7 @@ class BatchRun:
         )
 
     def _rate(self) -> float:
-        return self._tokens / max(time.monotonic() - self._begun, 1e-9)
+        return self._tokens / max(time.monotonic() - self._start_s, 1e-9)
 
     def _summary(self) -> int:
         failed = self._output.done.failed

@@ -22,7 +22,7 @@ def load_certificate(settings: Settings) -> ssl.SSLContext | None:
     certfile = settings.ssl_certfile
     if certfile is None:
         return None
-    setting = settings.written("ssl_certfile")
+    setting = settings.written_name("ssl_certfile")
     content = _read(setting, certfile)
     if _CERTIFICATE not in content:
         raise SettingsError(f"{setting}: {certfile} has no certificate in PEM")
@@ -31,7 +31,7 @@ def load_certificate(settings: Settings) -> ssl.SSLContext | None:
         keyfile = certfile
         missing = f"has no private key in PEM; name its file with {flag('ssl_keyfile')}"
     else:
-        setting = settings.written("ssl_keyfile")
+        setting = settings.written_name("ssl_keyfile")
         content = _read(setting, keyfile)
         missing = "has no private key in PEM"
     if not _KEY.search(content):
@@ -65,7 +65,7 @@ def _context(settings: Settings, certfile: str, keyfile: str, key_setting: str) 
             ) from None
         words = reason.lower().replace("_", " ")
         raise SettingsError(
-            f"{settings.written('ssl_certfile')}: the certificate in {certfile} and the key in "
-            f"{keyfile} cannot be used: {words}"
+            f"{settings.written_name('ssl_certfile')}: the certificate in {certfile} and the key "
+            f"in {keyfile} cannot be used: {words}"
         ) from None
     return context

@@ -15,9 +15,9 @@ from server.commands.admin_client import (
     AdminClient,
     AdminClientError,
     Parser,
+    method_text,
     policy_lines,
     printable,
-    shown,
 )
 
 MAX_BODY_BYTES = 32 * 2**20
@@ -105,7 +105,7 @@ def _text(body: str) -> str:
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:
-    lines = [f"method     {shown(answer)}", f"why        {printable(answer['why'])}"]
+    lines = [f"method     {method_text(answer)}", f"why        {printable(answer['why'])}"]
     request = answer["request"]
     traits = ", ".join(f"{k} {v}" for k, v in request.items() if v is not None)
     lines.append(f"request    {printable(traits)}")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from server.commands import DIFFERING, FAILED, print_error
-from server.commands.admin_client import printable, shown
+from server.commands.admin_client import method_text, printable
 from server.fleet.addresses import resolve
 from server.fleet.http_fleet import HttpFleet, PoolPerReplica, fleet_client
 from server.fleet.view import ReplicaView, common, view
@@ -84,7 +84,7 @@ def _cells(row: ReplicaView) -> tuple[str, ...]:
     return (
         "!" if row.differs or engine["state"] != "serving" else "",
         row.replica,
-        shown(method),
+        method_text(method),
         str(method["fleet"]["generation"]),
         str(sum(method["in_flight"].values())),
         _acceptance(method["proposers"]),
@@ -99,7 +99,7 @@ def _summary(fleet: Sequence[ReplicaView]) -> str:
     parts = [f"{len(fleet)} replicas"]
     if (majority := common(fleet)) is not None:
         method = {"spec_method": majority[0], "num_speculative_tokens": majority[1]}
-        parts.append(f"{shown(method)}, generation {majority[2]}")
+        parts.append(f"{method_text(method)}, generation {majority[2]}")
     parts.append(f"{differing} differ" if differing else "all that answer agree")
     if silent:
         parts.append(f"{silent} do not answer")

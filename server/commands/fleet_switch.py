@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from server.commands import BAD_SETTING, DIFFERING, FAILED, INTERRUPTED, print_error
-from server.commands.admin_client import printable, shown
+from server.commands.admin_client import method_text, printable
 from server.control.records import SpecMethodBody
 from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
 from server.fleet.addresses import resolve
@@ -104,12 +104,12 @@ def _write(path: str, state: DesiredState) -> str | None:
         if target.exists() and not target.is_file():
             target.write_bytes(state_json(state))
             return None
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            beside.write_bytes(state_json(state))
-            beside.replace(target)
+            temporary.write_bytes(state_json(state))
+            temporary.replace(target)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         return error.strerror or str(error)
     return None
@@ -160,7 +160,7 @@ def _sentence(report: FleetReport) -> str:
 
 
 def _method(method: SpecMethodBody | None) -> str:
-    return "?" if method is None else shown(asdict(method))
+    return "?" if method is None else method_text(asdict(method))
 
 
 def _policies(text: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def serve(argv: Sequence[str]) -> int:
         tls = load_certificate(settings)
         max_connections = connection_limit(settings, descriptors.raise_limit())
         audit = open_audit(settings)
-        listener = bind(settings.host, settings.port, settings.written)
+        listener = bind(settings.host, settings.port, settings.written_name)
     except SettingsError as error:
         for line in error.lines:
             print_error(line)
@@ -85,7 +85,7 @@ def connection_limit(settings: Settings, limit: int) -> int:
     needed = descriptors.needed(max_connections)
     if limit != resource.RLIM_INFINITY and needed > limit:
         message = f"{max_connections} need {needed} file descriptors; this process may have {limit}"
-        name = settings.written("max_connections")
+        name = settings.written_name("max_connections")
         raise SettingsError(f"{name}: {message} (see ulimit -n)")
     return max_connections
 
@@ -95,7 +95,7 @@ def with_address(settings: Settings) -> Settings:
 
     What a name says of an address is not trusted: one in `localhost` can lead to any.
     """
-    address = _look_up(settings.host, settings.port, settings.written)[-1]
+    address = _look_up(settings.host, settings.port, settings.written_name)[-1]
     return settings.model_copy(update={"host": address[0]})
 
 
@@ -104,7 +104,7 @@ def check_exposure(settings: Settings) -> None:
     if is_loopback(settings.host) or settings.insecure or settings.keys_at_start.has(Role.API):
         return
     raise SettingsError(
-        f"{settings.written('host')}: {settings.host} can be reached from other machines, so "
+        f"{settings.written_name('host')}: {settings.host} can be reached from other machines, so "
         "inference needs a key: set SPECGATE_API_KEY or --key-file; --insecure serves everybody "
         "who can connect"
     )
@@ -116,7 +116,7 @@ def open_audit(settings: Settings) -> Audit:
     try:
         return Audit(path, required=settings.audit_required)
     except OSError as error:
-        name = settings.written("audit_log")
+        name = settings.written_name("audit_log")
         raise SettingsError(f"{name}: cannot write {path}: {error.strerror}") from None
 
 

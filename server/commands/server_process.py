@@ -121,11 +121,11 @@ def print_start_error(error: Exception, settings: Settings) -> int:
     """Prints why the engine did not start. Returns the exit status."""
     if isinstance(error, EngineConfigError):
         if error.setting in Settings.model_fields:
-            print_error(f"{settings.written(error.setting)}: {error.message}")
+            print_error(f"{settings.written_name(error.setting)}: {error.message}")
         elif error.setting.isupper():  # a variable that vLLM reads
             print_error(str(error))
         else:
-            print_error(f"{settings.written('engine_args')}: {error}")
+            print_error(f"{settings.written_name('engine_args')}: {error}")
         return BAD_SETTING
     if not isinstance(error, EngineError):
         log.error("unexpected_error", exc_info=error)

@@ -28,7 +28,7 @@ class StartupDisplay:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = settings.keys_at_start
-        self._begun = time.monotonic()
+        self._start_s = time.monotonic()
         # Long paths and curl lines are not wrapped here: a terminal wraps them itself.
         self._console = Console(width=1000, soft_wrap=True, highlight=False)
         self._live: Live | None = None
@@ -36,7 +36,7 @@ class StartupDisplay:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self._begun
+        return time.monotonic() - self._start_s
 
     def stage(self, text: str) -> None:
         """Shows that a stage begins; a terminal also shows its duration."""

@@ -19,9 +19,9 @@ from server.commands.admin_client import (
     AdminClient,
     AdminClientError,
     Parser,
+    method_text,
     policy_lines,
     printable,
-    shown,
 )
 from server.commands.fleet_status import status_all
 
@@ -109,18 +109,18 @@ def tables(state: dict[str, Any]) -> Group:
 
 def _lines(method: dict[str, Any]) -> list[str]:
     counts = method["in_flight"]
-    each = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    breakdown = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
     lines = [
-        f"active     {shown(method)}, generation {method['generation']}, "
+        f"active     {method_text(method)}, generation {method['generation']}, "
         f"since {_time(method['since'])}",
-        f"in flight  {sum(counts.values())}" + (f" ({each})" if each else ""),
+        f"in flight  {sum(counts.values())}" + (f" ({breakdown})" if breakdown else ""),
     ]
     if policy := method.get("policy"):
         lines += policy_lines(policy)
     lines += _engine_lines(method)
     if drain := method["drain"]:
         lines.append(
-            f"drain      to {shown(drain['to'])}: {drain['held']} held, "
+            f"drain      to {method_text(drain['to'])}: {drain['held']} held, "
             f"{drain['waited_ms'] / 1e3:.1f} of {drain['timeout_s']:g} s"
         )
     return lines
@@ -171,8 +171,8 @@ def _switches(switches: Sequence[dict[str, Any]]) -> Table | Text:
     for switch in switches:
         table.add_row(
             _time(switch["when"]),
-            shown(switch["from"]),
-            shown(switch["to"]),
+            method_text(switch["from"]),
+            method_text(switch["to"]),
             switch["mode"],
             switch["outcome"],
             f"{switch['took_ms']:.1f}",

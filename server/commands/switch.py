@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from server.commands import FAILED, print_error
-from server.commands.admin_client import AdminClient, AdminClientError, Parser, shown
+from server.commands.admin_client import AdminClient, AdminClientError, Parser, method_text
 from server.commands.fleet_switch import FLEET_ONLY, add_fleet_arguments, switch_all
 from server.control.types import DRAIN_TIMEOUT_S, OnTimeout, SwitchMode
 
@@ -97,7 +97,7 @@ def _body(options: argparse.Namespace) -> dict[str, Any]:
 def _sentence(answer: dict[str, Any]) -> str:
     aborted = f"{answer['aborted']} aborted, " if answer["aborted"] else ""
     return (
-        f"{shown(answer['previous'])} -> {shown(answer['active'])}: {answer['mode']}, "
+        f"{method_text(answer['previous'])} -> {method_text(answer['active'])}: {answer['mode']}, "
         f"generation {answer['generation']}, {answer['in_flight']} in flight, "
         f"{aborted}{answer['waited_ms']:.1f} ms"
     )

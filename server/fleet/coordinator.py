@@ -115,13 +115,15 @@ def _refusal(checked: Mapping[str, Checked | Obstacle]) -> Obstacle | None:
             case Obstacle() as obstacle:
                 obstacles.append(replace(obstacle, message=f"{name}: {obstacle.message}"))
     if len(targets) > 1:
-        each = ", ".join(targets.values())
-        return Obstacle(f"the replicas mean different methods by this name: {each}", 400)
+        descriptions = ", ".join(targets.values())
+        return Obstacle(f"the replicas mean different methods by this name: {descriptions}", 400)
     if targets:
         return None
     # One that refuses says more than one that does not answer.
     return min(
-        obstacles, key=lambda each: each.status, default=Obstacle("the fleet has no replicas")
+        obstacles,
+        key=lambda obstacle: obstacle.status,
+        default=Obstacle("the fleet has no replicas"),
     )
 
 

@@ -25,7 +25,7 @@ CALL_S = 10.0
 T = TypeVar("T")
 
 
-class Shown(BaseModel, extra="allow"):
+class SpecMethodAnswer(BaseModel, extra="allow"):
     """`GET /v1/spec_method`: what views and peers read of it, and the rest."""
 
     spec_method: str
@@ -38,7 +38,7 @@ class Shown(BaseModel, extra="allow"):
 
 # Making one takes longer than a call.
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (Checked, ReplicaState, Shown)
+    kind: TypeAdapter(kind) for kind in (Checked, ReplicaState, SpecMethodAnswer)
 }
 
 
@@ -125,18 +125,20 @@ class HttpFleet:
         """See `Member.check`."""
         body = asdict(fleet_switch) | _fields(fleet_switch.way)
         del body["way"]
-        return await self._each(CALL_S, Checked, "POST", "/v1/check_switch", body)
+        return await self._call_each(CALL_S, Checked, "POST", "/v1/check_switch", body)
 
     async def set(self, desired: DesiredState, way: Way) -> dict[str, ReplicaState | Obstacle]:
         """See `Member.set`."""
         body = asdict(desired) | _fields(way)
-        return await self._each(limit_s(way), ReplicaState, "PUT", "/v1/fleet_method", body)
+        return await self._call_each(limit_s(way), ReplicaState, "PUT", "/v1/fleet_method", body)
 
-    async def shown(self, limit_s: float) -> dict[str, Shown | Obstacle]:
+    async def spec_methods(self, limit_s: float) -> dict[str, SpecMethodAnswer | Obstacle]:
         """What every replica shows within so many seconds."""
-        return await self._each(limit_s, Shown, "GET", "/v1/spec_method")
+        return await self._call_each(limit_s, SpecMethodAnswer, "GET", "/v1/spec_method")
 
-    async def _each(self, limit_s: float, kind: type[T], *call: Any) -> dict[str, T | Obstacle]:
+    async def _call_each(
+        self, limit_s: float, kind: type[T], *call: Any
+    ) -> dict[str, T | Obstacle]:
         async def answer(address: Address) -> T | Obstacle:
             try:
                 async with asyncio.timeout(limit_s):

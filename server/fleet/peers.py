@@ -9,7 +9,7 @@ import structlog
 
 from server.fleet.addresses import Address, resolve
 from server.fleet.desired import DesiredState, read_state
-from server.fleet.http_fleet import HttpFleet, Shown
+from server.fleet.http_fleet import HttpFleet, SpecMethodAnswer
 
 PEER_ANSWER_S = 5.0
 """How long a server waits for the state of a peer, in seconds; for its name's addresses too."""
@@ -40,13 +40,15 @@ class Peers:
         try:
             addresses = await self._addresses()
             sample = random.sample(addresses, min(max_peers, len(addresses)))
-            answers = await HttpFleet(self._client, sample).shown(PEER_ANSWER_S)
+            answers = await HttpFleet(self._client, sample).spec_methods(PEER_ANSWER_S)
         except (OSError, ValueError) as error:
             # A name with a part that is too long has no encoding, which is a ValueError.
             log.debug("fleet_name_failed", error=str(error))
         else:
             states = [
-                answer.fleet.desired for answer in answers.values() if isinstance(answer, Shown)
+                answer.fleet.desired
+                for answer in answers.values()
+                if isinstance(answer, SpecMethodAnswer)
             ]
         try:
             in_file = None if self._state_file is None else read_state(self._state_file)

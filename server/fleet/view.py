@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.fleet.http_fleet import HttpFleet, Shown
+from server.fleet.http_fleet import HttpFleet, SpecMethodAnswer
 from server.fleet.replica import Obstacle
 
 VIEW_ANSWER_S = 10.0
@@ -32,7 +32,7 @@ class ReplicaView:
 
 async def view(fleet: HttpFleet) -> list[ReplicaView]:
     """Asks every replica, and marks those that differ."""
-    answers = await fleet.shown(VIEW_ANSWER_S)
+    answers = await fleet.spec_methods(VIEW_ANSWER_S)
     views = [_view(replica, answer) for replica, answer in answers.items()]
     majority = common(views)
     return [
@@ -50,7 +50,7 @@ def common(views: Sequence[ReplicaView]) -> tuple[str, int, int] | None:
     return max(counts, key=lambda method_key: (counts[method_key], method_key[2]), default=None)
 
 
-def _view(replica: str, answer: Shown | Obstacle) -> ReplicaView:
+def _view(replica: str, answer: SpecMethodAnswer | Obstacle) -> ReplicaView:
     if isinstance(answer, Obstacle):
         return ReplicaView(replica, None, answer.message, None)
     method_key = (answer.spec_method, answer.num_speculative_tokens, answer.fleet.generation)

@@ -78,14 +78,14 @@ class Connection(HttpToolsProtocol):
         self._limits = connections.settings
         self._entry = Entry.OPEN
         self._reading = Reading.REQUEST
-        self._since = self.loop.time()
+        self._since_s = self.loop.time()
         self._head_bytes = 0
         # Bytes that arrived since the parser last finished a head or passed on a part of a body.
         self._unparsed = 0
         self._refusal: ApiError | None = None
         self._running: RequestResponseCycle | None = None
-        self._sent = 0
-        self._sent_at = self._since
+        self._last_num_sent = 0
+        self._last_sent_at_s = self._since_s
 
     # What the transport calls.
 
@@ -93,7 +93,7 @@ class Connection(HttpToolsProtocol):
         """Asks for a place; a connection without one is closed, or kept for a refusal."""
         super().connection_made(transport)
         # A TLS handshake came before, and has a deadline of its own.
-        self._since = self._sent_at = self.loop.time()
+        self._since_s = self._last_sent_at_s = self.loop.time()
         transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         self._answers = _CountedWrites(transport)
         self._entry = self._connections.opened(self, self.loop, self._handshake)
@@ -142,7 +142,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
-        self._reading, self._since = Reading.HEAD, self.loop.time()
+        self._reading, self._since_s = Reading.HEAD, self.loop.time()
         self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -169,7 +169,7 @@ class Connection(HttpToolsProtocol):
             message = f"More than {MAX_PIPELINED} requests were sent ahead of their answers."
             self._end_parsing(ApiError(400, message, code="invalid_http"))
         super().on_headers_complete()
-        self._reading, self._since = Reading.BODY, self.loop.time()
+        self._reading, self._since_s = Reading.BODY, self.loop.time()
 
     def on_body(self, body: bytes) -> None:
         """A part of a body."""
@@ -178,7 +178,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request has arrived in full."""
-        self._reading, self._since = Reading.REQUEST, self.loop.time()
+        self._reading, self._since_s = Reading.REQUEST, self.loop.time()
         self._unparsed = 0
         super().on_message_complete()
 
@@ -205,7 +205,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The next request of the client is waited for."""
-        self._since = self.loop.time()
+        self._since_s = self.loop.time()
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -220,9 +220,9 @@ class Connection(HttpToolsProtocol):
         num_sent = self._num_sent()
         num_unsent = self._answers.num_written - num_sent
         closing = self.transport.is_closing()
-        if num_sent != self._sent or not (num_unsent or closing):
-            self._sent, self._sent_at = num_sent, now_s
-        elif now_s - self._sent_at >= self._limits.write_timeout_s:
+        if num_sent != self._last_num_sent or not (num_unsent or closing):
+            self._last_num_sent, self._last_sent_at_s = num_sent, now_s
+        elif now_s - self._last_sent_at_s >= self._limits.write_timeout_s:
             if num_unsent:
                 self._abort_unread(CloseReason.NOT_READ)
             else:
@@ -230,13 +230,13 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
             return 0
         if not self._is_answering and not closing:
-            self._check_reading(now_s - self._since)
+            self._check_reading(now_s - self._since_s)
         return num_unsent
 
     def _num_sent(self) -> int:
         """The bytes of answers that are sent."""
         num_written = self._answers.num_written
-        if self._handshake is not None and self._sent < num_written:
+        if self._handshake is not None and self._last_num_sent < num_written:
             # A transport of TLS does not say what the one below it buffers. What is encrypted is
             # a little more than what was written.
             acknowledged = self._handshake.acknowledged()

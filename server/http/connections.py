@@ -86,7 +86,7 @@ class Connections:
         self._metrics = metrics
         self._exhausted = exhausted
         # All of these in the order of their age.
-        self._open: dict[Watched, None] = {}
+        self._open_connections: dict[Watched, None] = {}
         self._handshakes: dict[Pending, None] = {}
         # Those of them that may send requests: never more than the limit.
         self._placed: dict[Pending, None] = {}
@@ -124,7 +124,7 @@ class Connections:
             self._forget(handshake)
         entry = self._enter(connection)
         if entry is not Entry.NONE:
-            self._open[connection] = None
+            self._open_connections[connection] = None
         self._show()
         return entry
 
@@ -149,7 +149,7 @@ class Connections:
     def check(self, now_s: float) -> None:
         """Looks at all connections and at the descriptors; `now_s` is the loop's time."""
         self._check_unsent(
-            {connection: connection.check(now_s) for connection in tuple(self._open)}
+            {connection: connection.check(now_s) for connection in tuple(self._open_connections)}
         )
         if self._exhausted():
             self._metrics.exhausted.inc()
@@ -178,7 +178,7 @@ class Connections:
     def _forget(self, connection: Pending) -> None:
         for connections in (self._handshakes, self._placed, self._spare):
             connections.pop(connection, None)
-        self._open.pop(cast(Watched, connection), None)
+        self._open_connections.pop(cast(Watched, connection), None)
 
     def _show(self) -> None:
         self._metrics.num_open.set(len(self))

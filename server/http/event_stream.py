@@ -140,7 +140,7 @@ class EventStream(Response):
         self._send_event: Send = scope.get(DIRECT_SEND, send)
         self._starting = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
-        self._last = self._loop.time()
+        self._last_write_s = self._loop.time()
         async with aclosing(self._events):
             try:
                 await until_disconnect(receive, self._run(), self._limit)
@@ -186,7 +186,7 @@ class EventStream(Response):
 
     async def _keep_alive(self) -> None:
         while self._keepalive_s:
-            silent_s = self._loop.time() - self._last
+            silent_s = self._loop.time() - self._last_write_s
             if silent_s < self._keepalive_s:
                 await asyncio.sleep(self._keepalive_s - silent_s)
             else:
@@ -196,7 +196,7 @@ class EventStream(Response):
         if not self._has_sent_start:
             await self._start()
         await self._send_event({"type": "http.response.body", "body": data, "more_body": True})
-        self._last = self._loop.time()
+        self._last_write_s = self._loop.time()
 
     async def _start(self) -> None:
         """Sends the status. The first event and a comment may both want to; the second waits."""

@@ -113,18 +113,18 @@ class _Refusals:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends_at = float("-inf")
-        self._left = 0
+        self._lines_left = 0
         self._not_logged = 0
 
     def line(self) -> dict[str, int] | None:
         """The fields of the next line: those that were left out before it; `None`: no line."""
         now_s = self._clock()
         if now_s >= self._ends_at:
-            self._ends_at, self._left = now_s + LOG_EVERY_S, MAX_REFUSALS
-        if not self._left:
+            self._ends_at, self._lines_left = now_s + LOG_EVERY_S, MAX_REFUSALS
+        if not self._lines_left:
             self._not_logged += 1
             return None
-        self._left -= 1
+        self._lines_left -= 1
         num_skipped, self._not_logged = self._not_logged, 0
         return {"not_logged": num_skipped} if num_skipped else {}
 

@@ -50,12 +50,12 @@ def unknown_path(path: str, routes: Iterable[BaseRoute]) -> str:
     methods: dict[str, set[str]] = {}
     for route in visible_routes:
         methods.setdefault(route.path_format, set()).update(route.methods)
-    message = f"There is no {_shown(path)} here"
+    message = f"There is no {_path_text(path)} here"
     reason = _reason(path)
-    if not reason and (correction := _meant(path, visible_routes)) is not None:
+    if not reason and (correction := _corrected_path(path, visible_routes)) is not None:
         right, route = correction
         allowed = " or ".join(sorted(methods[route.path_format]))
-        return f"{message}; did you mean {allowed} {_shown(right)}?{_hint(path, right)}"
+        return f"{message}; did you mean {allowed} {_path_text(right)}?{_hint(path, right)}"
     close = difflib.get_close_matches(path[:MAX_PATH].lower(), methods, n=3, cutoff=0.75)
     listed = [*(() if reason else close), *(p for p in _MAIN if p in methods)]
     named = [f"{' and '.join(sorted(methods[p]))} {p}" for p in dict.fromkeys(listed)]
@@ -78,7 +78,7 @@ def wrong_method(request: Request, allowed: Sequence[str]) -> str:
             "allows them."
         )
     method = short_repr(request.method[:MAX_METHOD])[1:-1]
-    path = _shown(request.scope["path"])
+    path = _path_text(request.scope["path"])
     return f"{path} does not support {method}; it supports {' and '.join(allowed)}."
 
 
@@ -91,7 +91,7 @@ def allowed_methods(request: Request) -> list[str]:
     return sorted(methods)
 
 
-def _meant(path: str, routes: Iterable[APIRoute]) -> tuple[str, APIRoute] | None:
+def _corrected_path(path: str, routes: Iterable[APIRoute]) -> tuple[str, APIRoute] | None:
     """The path that differs only in its prefix, its slashes or the case of letters."""
     parts = _parts(path)
     while parts and parts[0].lower() in ("v1", "openai"):
@@ -128,7 +128,7 @@ def _parts(path: str) -> list[str]:
     return [part for part in path[:MAX_PATH].split("/") if part]
 
 
-def _shown(path: str) -> str:
+def _path_text(path: str) -> str:
     """A path as a message repeats it: without control characters, and cut."""
     return (
         short_repr(path)[1:-1] if len(path) <= MAX_PATH else short_repr(path[:MAX_PATH])[1:-1] + "…"

@@ -61,21 +61,21 @@ class ServeFleet:
 
     async def check(self, fleet_switch: FleetSwitch) -> Mapping[str, Checked | Obstacle]:
         """See `Member.check`."""
-        return await self._all(CALL_S, "check", fleet_switch)
+        return await self._call_all(CALL_S, "check", fleet_switch)
 
     async def set(self, desired: DesiredState, way: Way) -> Mapping[str, ReplicaState | Obstacle]:
         """See `Member.set`."""
-        return await self._all(limit_s(way), "set", desired, way)
+        return await self._call_all(limit_s(way), "set", desired, way)
 
     async def states(self) -> Mapping[str, ReplicaState]:
         """What every replica has that can tell."""
-        return _told(await self._all(CALL_S, "state"))
+        return _without_obstacles(await self._call_all(CALL_S, "state"))
 
     async def metrics(self) -> Mapping[str, list[Metric]]:
         """The metrics of every replica that can tell."""
-        return _told(await self._all(CALL_S, "metrics"))
+        return _without_obstacles(await self._call_all(CALL_S, "metrics"))
 
-    async def _all(self, limit_s: float, method: str, *arguments: Any) -> dict[str, Any]:
+    async def _call_all(self, limit_s: float, method: str, *arguments: Any) -> dict[str, Any]:
         try:
             calls = self._handle.broadcast("fleet_call", method, *arguments)
             answers = await calls.results_async(timeout_s=limit_s, return_exceptions=True)
@@ -152,6 +152,6 @@ class ServeFleet:
         log.info("user_config_applied", revision=config.revision, lag=state.fleet.lag)
 
 
-def _told(answers: Mapping[str, Any]) -> dict[str, Any]:
+def _without_obstacles(answers: Mapping[str, Any]) -> dict[str, Any]:
     """The answers without those of replicas that failed, which are in the log."""
     return {name: each for name, each in answers.items() if not isinstance(each, Obstacle)}

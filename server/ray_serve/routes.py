@@ -61,7 +61,11 @@ def _add_changes(router: APIRouter, fleet: ServeFleet) -> None:
         fleet_switch = FleetSwitch(method.proposer, method.num_speculative_tokens, way=body.way())
         report = await _switched(request, fleet, fleet_switch)
         first_report = asdict(report.replicas[0])
-        switches = [each.switch for each in report.replicas if each.switch is not None]
+        switches = [
+            replica_report.switch
+            for replica_report in report.replicas
+            if replica_report.switch is not None
+        ]
         return {
             "previous": first_report["previous"],
             "active": first_report["active"],

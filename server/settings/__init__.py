@@ -119,7 +119,7 @@ class Settings(
         None, description="vLLM's parser of the model's reasoning, such as deepseek_r1"
     )
 
-    _written: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    _written_names: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -214,12 +214,12 @@ class Settings(
     def with_names(self, written_names: Mapping[str, str]) -> Self:
         """These settings, with the names of those that the user gave as the user wrote them."""
         copy = self.model_copy()
-        copy._written = dict(written_names)
+        copy._written_names = dict(written_names)
         return copy
 
-    def written(self, setting: str) -> str:
+    def written_name(self, setting: str) -> str:
         """A setting's name as the user wrote it: a flag, a variable or a key of the YAML file."""
-        return self._written.get(setting, flag(setting))
+        return self._written_names.get(setting, flag(setting))
 
     def _loaded(self) -> LoadedProposers:
         """The configured proposers, as selections see them."""

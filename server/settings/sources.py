@@ -92,7 +92,7 @@ def settings_in(args: Mapping[str, Any], where: str, environ: Mapping[str, str])
     """
     variables = _read_environment(environ)
     variables.pop("config", None)
-    return _settings(_known(args, where), where, variables, {})
+    return _settings(_read_mapping(args, where), where, variables, {})
 
 
 def _settings(
@@ -215,10 +215,10 @@ def _read_yaml(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(f"--config: {path} must hold a mapping of settings")
-    return _known(content, path)
+    return _read_mapping(content, path)
 
 
-def _known(content: Mapping[Any, Any], where: str) -> dict[str, Any]:
+def _read_mapping(content: Mapping[Any, Any], where: str) -> dict[str, Any]:
     """The settings; a dash in a key becomes an underscore. Raises `SettingsError`."""
     settings = {str(key).replace("-", "_"): value for key, value in content.items()}
     unknown = [name for name in settings if name not in Settings.model_fields]

@@ -49,7 +49,7 @@ class PolicyMetrics:
         self._rolling: dict[str, RollingDecisions] = {
             name: RollingDecisions() for name in POLICY_NAMES
         }
-        self._held: dict[str, bool] = {}
+        self._suspensions: dict[str, bool] = {}
 
     def declare_rules(self, names: Iterable[str]) -> None:
         """Lets the series of the named rules exist at 0."""
@@ -64,7 +64,7 @@ class PolicyMetrics:
             for proposer, count in rows.items():
                 self._decisions.labels(policy, proposer).inc(count)
         for policy, is_suspended in step.suspended.items():
-            self._held[policy] = is_suspended
+            self._suspensions[policy] = is_suspended
             self._suspended.labels(policy).set(int(is_suspended))
         predicted, measured = step.predicted_s, step.measured_s
         # A clock that jumps must not put a NaN, or a negative increment, into a counter.
@@ -87,7 +87,7 @@ class PolicyMetrics:
         """What a policy did in the last minute."""
         rolling = self._rolling.get(policy)
         return PolicyActivity(
-            dict(rolling.sums()) if rolling else {}, self._held.get(policy, False)
+            dict(rolling.sums()) if rolling else {}, self._suspensions.get(policy, False)
         )
 
 

@@ -21,16 +21,16 @@ class RepeatedWarning:
         self._every_s = every_s
         self._next_at = float("-inf")
         self._count = 0
-        self._last: dict[str, object] = {}
+        self._last_fields: dict[str, object] = {}
 
     def add(self, now_s: float, **fields: object) -> None:
         """Counts a warning, and writes a line if the last one is long enough ago."""
         self._count += 1
-        self._last = fields
+        self._last_fields = fields
         self.flush(now_s)
 
     def flush(self, now_s: float) -> None:
         """Writes a line for what has been counted since the last one, if that is long ago."""
         if self._count and now_s >= self._next_at:
-            log.warning(self._event, **self._last, count=self._count)
+            log.warning(self._event, **self._last_fields, count=self._count)
             self._next_at, self._count = now_s + self._every_s, 0

@@ -38,14 +38,14 @@ class ServerSpan:
 
     def __init__(self, tracer: Tracer, scope: Scope, start_s: float, request_id: str) -> None:
         # A span's times are Unix times, which can jump: the later ones follow from the first.
-        self._begun, self._begun_ns = start_s, time.time_ns()
+        self._start_s, self._start_ns = start_s, time.time_ns()
         self._failure: Failure | None = None
         client = scope.get("client")
         self._span = tracer.start_span(
             f"{scope['method']} {scope['path']}",
             context=_parent(Headers(scope=scope)),
             kind=SpanKind.SERVER,
-            start_time=self._begun_ns,
+            start_time=self._start_ns,
             attributes={
                 "http.request.method": scope["method"],
                 "http.route": scope["path"],
@@ -102,11 +102,11 @@ class ServerSpan:
             self._span.set_attribute("error.type", error)
         if status >= 500 or (failure is not None and failure.status >= 500):
             self._span.set_status(Status(StatusCode.ERROR))
-        self._span.end(self._time_ns(time.perf_counter() - self._begun))
+        self._span.end(self._time_ns(time.perf_counter() - self._start_s))
 
     def _time_ns(self, offset_s: float) -> int:
         """Unix time in nanoseconds, so many seconds after the span's begin."""
-        return self._begun_ns + int(offset_s * 1e9)
+        return self._start_ns + int(offset_s * 1e9)
 
 
 def generation_attributes(generation: Generation) -> dict[str, Value]:

@@ -10,7 +10,7 @@ import pytest
 
 from server.fleet.addresses import Address
 from server.fleet.coordinator import FleetOutcome, switch_fleet
-from server.fleet.http_fleet import HttpFleet, Shown, fleet_client
+from server.fleet.http_fleet import HttpFleet, SpecMethodAnswer, fleet_client
 from server.fleet.replica import FleetSwitch
 from tests.e2e.served import ROOT, Served, environment
 from tests.server.fleet.patience import be_patient
@@ -48,8 +48,8 @@ def peers(servers: Sequence[ThreadedServer]) -> list[str]:
 async def until_it_has(fleet: HttpFleet, method: str, generation: int) -> None:
     """Waits until the one replica of a fleet has this; it asks its peers again and again."""
     while True:
-        (shown,) = (await fleet.shown(300)).values()
-        assert isinstance(shown, Shown), shown
+        (shown,) = (await fleet.spec_methods(300)).values()
+        assert isinstance(shown, SpecMethodAnswer), shown
         if (shown.spec_method, shown.fleet.generation) == (method, generation):
             return
         await asyncio.sleep(0.1)

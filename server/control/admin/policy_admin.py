@@ -192,13 +192,15 @@ class PolicyAdmin:
 def for_people(evidence: Mapping[str, Any]) -> dict[str, Any]:
     """The evidence as JSON can have it, without what only another engine process can read."""
     return {
-        name: _shown(value) for name, value in evidence.items() if name not in ("state", "policies")
+        name: _json_value(value)
+        for name, value in evidence.items()
+        if name not in ("state", "policies")
     }
 
 
-def _shown(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return for_people(value)
     if isinstance(value, list | tuple):
-        return [_shown(item) for item in value]
+        return [_json_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -27,9 +27,9 @@ def read_policies(
     for written_name, parameters in policies.items():
         name = policy_name(written_name)
         if name is None:
-            there_are = ", ".join((AUTO, *POLICY_NAMES))
+            names = ", ".join((AUTO, *POLICY_NAMES))
             raise PolicyError(
-                truncate(written_name, 64), f"is not a policy; the policies are {there_are}"
+                truncate(written_name, 64), f"is not a policy; the policies are {names}"
             )
         if name in checked_policies:
             raise PolicyError(written_name, f"is {name}, which is given too")

@@ -26,19 +26,19 @@ class RequestRate:
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        self._left = float(per_minute)
+        self._tokens = float(per_minute)
         self._at_s = clock()
 
     def take(self) -> float:
         """Counts a request. Returns 0, or the seconds until the next one may come."""
         now_s = self._clock()
         per_second = self._per_minute / 60
-        self._left = min(self._per_minute, self._left + (now_s - self._at_s) * per_second)
+        self._tokens = min(self._per_minute, self._tokens + (now_s - self._at_s) * per_second)
         self._at_s = now_s
-        if self._left >= 1:
-            self._left -= 1
+        if self._tokens >= 1:
+            self._tokens -= 1
             return 0.0
-        return (1 - self._left) / per_second
+        return (1 - self._tokens) / per_second
 
 
 class _KeyCounts:
@@ -127,16 +127,16 @@ class _Turns:
     """The turns of one key."""
 
     def __init__(self) -> None:
-        self._left = TURNS_PER_PASS
+        self._free_turns = TURNS_PER_PASS
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def next(self) -> None:
         """Waits for a turn."""
         loop = asyncio.get_running_loop()
-        if self._left == TURNS_PER_PASS:
+        if self._free_turns == TURNS_PER_PASS:
             loop.call_soon(self._renew, loop)
-        if self._left:
-            self._left -= 1
+        if self._free_turns:
+            self._free_turns -= 1
             return
         waiter = loop.create_future()
         self._waiters.append(waiter)
@@ -144,11 +144,11 @@ class _Turns:
 
     def _renew(self, loop: asyncio.AbstractEventLoop) -> None:
         """Gives the turns of a pass, first to those that wait."""
-        self._left = TURNS_PER_PASS
-        while self._waiters and self._left:
+        self._free_turns = TURNS_PER_PASS
+        while self._waiters and self._free_turns:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                self._left -= 1
-        if self._left < TURNS_PER_PASS:
+                self._free_turns -= 1
+        if self._free_turns < TURNS_PER_PASS:
             loop.call_soon(self._renew, loop)

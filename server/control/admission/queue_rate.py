@@ -27,7 +27,7 @@ class QueueRate:
         self._clock = clock
         self._departures = self._seconds = 0.0
         self._has_queue = False
-        self._at = clock()
+        self._measured_at_s = clock()
 
     def watch(self, *, has_queue: bool) -> None:
         """Says whether requests are in the queue from now on."""
@@ -53,7 +53,7 @@ class QueueRate:
 
     def _advance(self) -> None:
         now_s = self._clock()
-        passed_s, self._at = now_s - self._at, now_s
+        passed_s, self._measured_at_s = now_s - self._measured_at_s, now_s
         if self._has_queue:
             self._seconds += passed_s
         else:

@@ -64,7 +64,7 @@ class Ticket:
         self.slots = min(cost.slots, slots.limits.of_request)
         self.slots_held = 0
         self.waiter: asyncio.Future[None] | None = None
-        self._all = slots
+        self._pool = slots
         self._started = 0
         # Index of a sequence -> the cost of its prompt, which the engine has not read yet.
         self._unread: dict[int, int] = {}
@@ -80,7 +80,7 @@ class Ticket:
         """Whether its slice has room for its next sequence; an empty slice always has."""
         if not self.slots_held:
             return True
-        limits = self._all.limits
+        limits = self._pool.limits
         cost = self._unread_cost + self.cost.prompt_costs[self._started]
         return self.slots_held + self.slots <= limits.of_request and (
             not self._unread_cost or cost <= limits.request_prompt_tokens
@@ -88,11 +88,11 @@ class Ticket:
 
     def start_now(self) -> bool:
         """Starts the next sequence unless it must wait. Returns whether it has started."""
-        return self._all.start_now(self)
+        return self._pool.start_now(self)
 
     def start(self) -> Coroutine[Any, Any, None]:
         """Waits for the turn of the next sequence, and starts it. It waits from this call on."""
-        return self._wait(None if self._all.start_now(self) else self._all.wait(self))
+        return self._wait(None if self._pool.start_now(self) else self._pool.wait(self))
 
     async def _wait(self, waiter: "asyncio.Future[None] | None") -> None:
         if waiter is None:
@@ -100,7 +100,7 @@ class Ticket:
         try:
             await waiter
         finally:
-            self._all.stop_waiting(self)
+            self._pool.stop_waiting(self)
 
     def start_next(self) -> None:
         """Counts the next sequence as started; for `Slots`."""
@@ -118,7 +118,7 @@ class Ticket:
     def prompt_read(self, index: int) -> None:
         """The engine has read the prompt of sequence `index`."""
         self._unread_cost -= self._unread.pop(index, 0)
-        self._all.dispatch()
+        self._pool.dispatch()
 
     def ended(self, index: int) -> None:
         """The engine no longer has sequence `index`, which had started."""
@@ -127,7 +127,7 @@ class Ticket:
 
     def leave(self) -> None:
         """The request has ended: it waits no more and holds nothing. Safe to call twice."""
-        self._all.stop_waiting(self)
+        self._pool.stop_waiting(self)
         self._free_all()
         self.task = None  # its frames refer to the ticket
 
@@ -138,7 +138,7 @@ class Ticket:
 
     def _free(self, slots: int) -> None:
         self.slots_held -= slots
-        self._all.free(self.cost.key, slots)
+        self._pool.free(self.cost.key, slots)
 
 
 class Slots:

@@ -89,16 +89,16 @@ def select(
     changes its method. A k without a proposer caps the method that the request would get
     otherwise. Raises `SelectionError`.
     """
-    otherwise = active.spec_method if routed is None else routed.spec_method
+    default_method = active.spec_method if routed is None else routed.spec_method
     selected_by = SelectedBy.REQUEST
     if request.has_prediction:
         spec_method = _for_prediction(request, loaded)
     elif request.is_named:
         spec_method = resolve(request, loaded)
     elif request.num_speculative_tokens is not None:
-        spec_method = _capped(request, otherwise, loaded)
+        spec_method = _capped(request, default_method, loaded)
     else:
-        spec_method = otherwise
+        spec_method = default_method
         selected_by = SelectedBy.ACTIVE if routed is None else SelectedBy.RULE
     rule = None if routed is None or decides_itself(request) else routed.rule
     pinned = selected_by is not SelectedBy.ACTIVE
@@ -145,16 +145,16 @@ def _for_prediction(request: MethodRequest, loaded: LoadedProposers) -> SpecMeth
     A policy leaves the choice to Specgate, which is that proposer. Any other proposer would drop
     the prediction silently, so it is refused.
     """
-    able = [p.name for p in loaded.proposers if p.method == PREDICTION]
-    if not able:
+    drafters = [p.name for p in loaded.proposers if p.method == PREDICTION]
+    if not drafters:
         message = f"prediction: no proposer of the method {PREDICTION} is loaded"
         raise SelectionError(message, "prediction", "proposer_not_found")
     names_proposer = request.is_named and policy_name(request.proposer or "") is None
-    method = resolve(request if names_proposer else replace(request, proposer=able[0]), loaded)
-    if method.proposer not in able:
+    method = resolve(request if names_proposer else replace(request, proposer=drafters[0]), loaded)
+    if method.proposer not in drafters:
         raise SelectionError(
-            f"prediction is drafted by {' or '.join(able)}, so {request.proposer_param} cannot name"
-            f" another proposer, and {request.k_param} cannot be 0",
+            f"prediction is drafted by {' or '.join(drafters)}, so {request.proposer_param} cannot "
+            f"name another proposer, and {request.k_param} cannot be 0",
             "prediction",
         )
     return method

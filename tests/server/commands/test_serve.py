@@ -110,7 +110,7 @@ def test_a_setting_is_named_as_it_was_given(tmp_path: Path) -> None:
         check_exposure(with_address(given))
     with bind(HOST, 0) as listener:
         port = listener.getsockname()[1]
-        written = settings(SPECGATE_PORT=str(port)).written
+        written = settings(SPECGATE_PORT=str(port)).written_name
         with pytest.raises(SettingsError, match=f"^SPECGATE_PORT: {port} on "):
             bind(HOST, port, written)
 
