@@ -47,7 +47,8 @@ class Cors(CORSMiddleware):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes admin requests on without a header that allows an origin."""
         if scope["type"] == "http" and scope["path"] in ADMIN_PATHS:
-            app = _admin_refusal() if _is_preflight(scope) else self.app
+            message = "Admin paths do not answer pages of another origin, even of an allowed one."
+            app = _refusal(message) if _is_preflight(scope) else self.app
             await app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
@@ -80,10 +81,6 @@ def _is_preflight(scope: Scope) -> bool:
         and "origin" in headers
         and "access-control-request-method" in headers
     )
-
-
-def _admin_refusal() -> Response:
-    return _refusal("Admin paths do not answer pages of another origin, even of an allowed one.")
 
 
 def _refusal(message: str) -> Response:
