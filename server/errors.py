@@ -257,18 +257,18 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _handle(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestValidationError):
-        mapped = _invalid(error, _body_type(request))
+        api_error = _invalid(error, _body_type(request))
     else:
-        mapped = to_api_error(error)
+        api_error = to_api_error(error)
     if isinstance(error, HTTPException):
-        _explain(request, mapped)
-    if mapped.status == 500:
+        _explain(request, api_error)
+    if api_error.status == 500:
         log.error("request_failed", exc_info=error)
-    exchange_of(request.scope).error = mapped.code or mapped.type
+    exchange_of(request.scope).error = api_error.code or api_error.type
     # A frame of FastAPI's that raised it has it in a variable. Such a cycle would hold the body
     # until the garbage collector runs, which the server starts rarely.
     error.__traceback__ = error.__cause__ = error.__context__ = None
-    return error_response(mapped)
+    return error_response(api_error)
 
 
 def _explain(request: Request, error: ApiError) -> None:

@@ -58,13 +58,13 @@ class StartupCallbacks:
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Starts the engine in the background; stops it, traces and audit after the last request."""
     state: AppState = app.state.specgate
-    starting = asyncio.create_task(_start(state, app.state.startup_callbacks))
+    start_task = asyncio.create_task(_start(state, app.state.startup_callbacks))
     try:
         yield
     finally:
         state.leave()
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        start_task.cancel()
+        await asyncio.gather(start_task, return_exceptions=True)
         for part in state.fleet_parts:
             await part.close()
         closing = [] if state.tracing is None else [state.tracing.close()]

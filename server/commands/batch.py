@@ -248,13 +248,13 @@ class BatchRun:
         return self._tokens / max(time.monotonic() - self._start_s, 1e-9)
 
     def _summary(self) -> int:
-        failed = self._output.done.failed
+        num_failed = self._output.done.failed
         remaining = self._total - self._skipped - self._answered
         print(
             f"{self._answered} done, {self._skipped} skipped, {remaining} left, "
-            f"{failed} failed in all; {self._tokens} tokens, {self._rate():.1f} tokens/s"
+            f"{num_failed} failed in all; {self._tokens} tokens, {self._rate():.1f} tokens/s"
         )
-        return FAILED if failed or remaining else 0
+        return FAILED if num_failed or remaining else 0
 
 
 async def send(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:

@@ -29,13 +29,13 @@ def load_certificate(settings: Settings) -> ssl.SSLContext | None:
     keyfile = settings.ssl_keyfile
     if keyfile is None:
         keyfile = certfile
-        missing = f"has no private key in PEM; name its file with {flag('ssl_keyfile')}"
+        problem = f"has no private key in PEM; name its file with {flag('ssl_keyfile')}"
     else:
         setting = settings.written_name("ssl_keyfile")
         content = _read(setting, keyfile)
-        missing = "has no private key in PEM"
+        problem = "has no private key in PEM"
     if not _KEY.search(content):
-        raise SettingsError(f"{setting}: {keyfile} {missing}")
+        raise SettingsError(f"{setting}: {keyfile} {problem}")
     if _PASSWORD.search(content):
         raise SettingsError(
             f"{setting}: the key in {keyfile} has a password, and the server takes none: write "

@@ -87,9 +87,9 @@ async def _switch(options: argparse.Namespace, urls: Sequence[str]) -> FleetRepo
         OnTimeout(options.on_timeout or OnTimeout.FAIL),
         options.reason,
     )
-    switching = asyncio.current_task()
-    assert switching is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, switching.cancel)
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with fleet_client(options.admin_key, PoolPerReplica()) as client:
         fleet = HttpFleet(client, await resolve(urls))
         return await switch_fleet(
@@ -142,15 +142,15 @@ def _print(report: FleetReport, *, as_json: bool) -> None:
 
 def _sentence(report: FleetReport) -> str:
     total, switched = len(report.replicas), report.named(ReplicaOutcome.SWITCHED)
-    late = ", ".join(
+    late_replicas = ", ".join(
         f"{replica_report.replica} ({replica_report.outcome})"
         for replica_report in report.replicas
         if replica_report not in switched
     )
     what = {
         FleetOutcome.SWITCHED: f"{total} of {total} replicas switched",
-        FleetOutcome.PARTIAL: f"{len(switched)} of {total} replicas switched; not yet: {late}. "
-        "Those that lag follow by themselves, and so do those that have peers",
+        FleetOutcome.PARTIAL: f"{len(switched)} of {total} replicas switched; not yet: "
+        f"{late_replicas}. Those that lag follow by themselves, and so do those that have peers",
         FleetOutcome.UNCHANGED: "nothing has changed",
     }[report.outcome]
     number = "" if report.desired is None else f", generation {report.desired.generation}"

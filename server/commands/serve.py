@@ -82,11 +82,13 @@ def connection_limit(settings: Settings, limit: int) -> int:
     max_connections = settings.max_connections
     if max_connections is None:
         return descriptors.default_connections(limit)
-    needed = descriptors.needed(max_connections)
-    if limit != resource.RLIM_INFINITY and needed > limit:
-        message = f"{max_connections} need {needed} file descriptors; this process may have {limit}"
+    num_descriptors = descriptors.needed(max_connections)
+    if limit != resource.RLIM_INFINITY and num_descriptors > limit:
         name = settings.written_name("max_connections")
-        raise SettingsError(f"{name}: {message} (see ulimit -n)")
+        raise SettingsError(
+            f"{name}: {max_connections} need {num_descriptors} file descriptors; this process may "
+            f"have {limit} (see ulimit -n)"
+        )
     return max_connections
 
 

@@ -142,11 +142,11 @@ def _is_foreign(request: Request, on_loopback: bool) -> bool:
     host = request.headers.get("host", "")
     origin = request.headers.get("origin")
     try:
-        named = urlsplit(f"//{host}").hostname or ""
+        host_name = urlsplit(f"//{host}").hostname or ""
         other_page = origin is not None and urlsplit(origin).netloc != host
     except ValueError:
         return True
-    return other_page or (on_loopback and not is_loopback(named))
+    return other_page or (on_loopback and not is_loopback(host_name))
 
 
 def _headers(request: Request, on_loopback: bool) -> dict[str, str]:

@@ -141,18 +141,18 @@ def _own_errors(route: APIRoute) -> Iterator[tuple[HTTPStatus, str]]:
     if route.path not in OPEN_PATHS:
         yield HTTPStatus.UNAUTHORIZED, code_list("invalid_api_key")
         is_admin = route.path in ADMIN_PATHS
-        forbidden = "admin_disabled" if is_admin else "host_not_allowed"
-        yield HTTPStatus.FORBIDDEN, code_list(forbidden)
+        forbidden_code = "admin_disabled" if is_admin else "host_not_allowed"
+        yield HTTPStatus.FORBIDDEN, code_list(forbidden_code)
     if route.body_field is not None:
         yield HTTPStatus.BAD_REQUEST, _BAD_BODY
         yield HTTPStatus.REQUEST_TIMEOUT, code_list("slow_client")
         yield HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code_list("request_too_large")
         yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("too_many_bodies")
     yield HTTPStatus.INTERNAL_SERVER_ERROR, code_list("internal_error")
-    needed = {dependency.call for dependency in route.dependant.dependencies}
-    if get_ready_runtime in needed:
+    dependencies = {dependency.call for dependency in route.dependant.dependencies}
+    if get_ready_runtime in dependencies:
         yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("engine_not_ready, engine_dead, stopping")
-    elif get_runtime in needed:
+    elif get_runtime in dependencies:
         yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("engine_not_ready, stopping")
 
 

@@ -85,28 +85,28 @@ async def switch_fleet(fleet: Fleet, fleet_switch: FleetSwitch) -> FleetReport:
     replicas that were told have the state, or will.
     """
     start_s = time.perf_counter()
-    checked = await fleet.check(fleet_switch)
+    checks = await fleet.check(fleet_switch)
     check_ms = _ms_since(start_s)
-    answers = [answer for answer in checked.values() if isinstance(answer, Checked)]
-    if (refusal := _refusal(checked)) is not None:
-        replicas = tuple(_unchanged(name, answer) for name, answer in checked.items())
+    answers = [answer for answer in checks.values() if isinstance(answer, Checked)]
+    if (refusal := _refusal(checks)) is not None:
+        replicas = tuple(_unchanged(name, answer) for name, answer in checks.items())
         return FleetReport(FleetOutcome.UNCHANGED, None, refusal, replicas, check_ms, check_ms)
     base = max((answer.fleet.desired for answer in answers), key=rank_of)
     target = next(answer.to for answer in answers if isinstance(answer.to, SpecMethodBody))
     desired = next_state(base, target, fleet_switch.policies or {})
     states = await fleet.set(desired, fleet_switch.way)
     # A replica that was checked and is gone has left the fleet.
-    replicas = tuple(_report(name, checked.get(name), states[name], desired) for name in states)
+    replicas = tuple(_report(name, checks.get(name), states[name], desired) for name in states)
     is_whole = {report.outcome for report in replicas} == {ReplicaOutcome.SWITCHED}
     outcome = FleetOutcome.SWITCHED if is_whole else FleetOutcome.PARTIAL
     return FleetReport(outcome, desired, None, replicas, check_ms, _ms_since(start_s))
 
 
-def _refusal(checked: Mapping[str, Checked | Obstacle]) -> Obstacle | None:
+def _refusal(checks: Mapping[str, Checked | Obstacle]) -> Obstacle | None:
     """Why nothing is set: no replica can have the method, or they mean different ones."""
     targets: dict[SpecMethodBody, str] = {}
     obstacles = []
-    for name, answer in checked.items():
+    for name, answer in checks.items():
         match _target(answer):
             case SpecMethodBody() as target:
                 targets[target] = (

@@ -69,11 +69,11 @@ def next_state(
 ) -> DesiredState:
     """The state after `base`: another method, other parameters of these policies."""
     # A policy has several names; one that is unknown was refused by a check, or is by a replica.
-    merged = {policy_name(name) or name: dict(policies[name]) for name in policies}
+    merged_policies = {policy_name(name) or name: dict(policies[name]) for name in policies}
     if base is not None:
-        merged, revision = base.policies | merged, max(base.revision, revision)
+        merged_policies, revision = base.policies | merged_policies, max(base.revision, revision)
     generation, k = rank_of(base).generation + 1, method.num_speculative_tokens
-    return DesiredState(generation, method.spec_method, k, merged, revision)
+    return DesiredState(generation, method.spec_method, k, merged_policies, revision)
 
 
 _STATE = TypeAdapter(DesiredState)

@@ -49,7 +49,7 @@ class Member:
         self._lag: Obstacle | None = None
         self._following: asyncio.Task[None] | None = None
         # The first try of the desired state: its switch, or `None`.
-        self._tried: asyncio.Future[SwitchResult | None] | None = None
+        self._first_try: asyncio.Future[SwitchResult | None] | None = None
 
     @property
     def desired(self) -> DesiredState | None:
@@ -101,13 +101,13 @@ class Member:
         rank, own_rank = desired.rank, rank_of(self._desired)
         if rank > own_rank or (rank == own_rank and self._is_between_tries):
             self._desired, self._lag = desired, SWITCHING
-            self._tried = tried = asyncio.get_running_loop().create_future()
-            work = self._follow(desired, way, caller, self._following, tried)
+            self._first_try = first_try = asyncio.get_running_loop().create_future()
+            work = self._follow(desired, way, caller, self._following, first_try)
             self._following = asyncio.create_task(work)
-            self._following.add_done_callback(lambda _: _end(tried))
+            self._following.add_done_callback(lambda _: _end(first_try))
         switch = None
-        if rank >= own_rank and self._tried is not None:
-            switch = await asyncio.shield(self._tried)
+        if rank >= own_rank and self._first_try is not None:
+            switch = await asyncio.shield(self._first_try)
         return self.state(switch)
 
     async def close(self) -> None:
@@ -122,7 +122,7 @@ class Member:
 
     @property
     def _is_between_tries(self) -> bool:
-        return self._lags and self._tried is not None and self._tried.done()
+        return self._lags and self._first_try is not None and self._first_try.done()
 
     async def _follow(
         self,
@@ -130,14 +130,14 @@ class Member:
         way: Way,
         caller: Caller,
         previous_task: "asyncio.Task[None] | None",
-        tried: "asyncio.Future[SwitchResult | None]",
+        first_try: "asyncio.Future[SwitchResult | None]",
     ) -> None:
         """Tries until the server has the state, after it has ended the tries of the one before."""
         if previous_task is not None:
             previous_task.cancel()
             await asyncio.wait([previous_task])
         await self._switcher.settled()
-        tried.set_result(await self._try(desired, way, caller, is_first=True))
+        first_try.set_result(await self._try(desired, way, caller, is_first=True))
         pause_s = RETRY_S
         while self._lags:
             await asyncio.sleep(pause_s)
@@ -198,10 +198,10 @@ class Member:
                 )
 
 
-def _end(tried: "asyncio.Future[SwitchResult | None]") -> None:
+def _end(first_try: "asyncio.Future[SwitchResult | None]") -> None:
     """A try that was ended before it had an end has made no switch."""
-    if not tried.done():
-        tried.set_result(None)
+    if not first_try.done():
+        first_try.set_result(None)
 
 
 def _obstacle(error: Exception) -> Obstacle:

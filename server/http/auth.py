@@ -101,7 +101,9 @@ class AuthMiddleware:
             return self._missing_key(scope, _INFERENCE_ROLES, _A_KEY[Role.API])
         return self._keyless_refusal(scope)
 
-    def _missing_key(self, scope: Scope, roles: Collection[Role], needed: str) -> ApiError | None:
+    def _missing_key(
+        self, scope: Scope, roles: Collection[Role], needed_key: str
+    ) -> ApiError | None:
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if not scheme and (anthropic_key := headers.get(ANTHROPIC_KEY)) is not None:
@@ -113,7 +115,7 @@ class AuthMiddleware:
         if key is not None and key.role in roles and is_bearer:
             scope[_KEY] = key
             return None
-        return _unauthorized(needed, key if is_bearer else None, headers)
+        return _unauthorized(needed_key, key if is_bearer else None, headers)
 
     def _keyless_refusal(self, scope: Scope) -> ApiError | None:
         """Refuses a web page that calls this machine by a name of its own."""
@@ -197,12 +199,12 @@ def _impossible_path(path: str) -> ApiError | None:
     return NotFound("No path here has a control character.", code="not_found")
 
 
-def _unauthorized(needed: str, key: Key | None, headers: Headers) -> ApiError:
+def _unauthorized(needed_key: str, key: Key | None, headers: Headers) -> ApiError:
     """The refusal of a request; `key` is a valid key that does not open the path.
 
     Only who has a valid key learns from it that the key is valid, and its role.
     """
-    message = f"This path needs {needed}: `Authorization: Bearer KEY`, or `x-api-key: KEY`."
+    message = f"This path needs {needed_key}: `Authorization: Bearer KEY`, or `x-api-key: KEY`."
     if key is not None:
         message += f" The given key is valid, but it is {_A_KEY[key.role]}."
     elif "authorization" in headers or ANTHROPIC_KEY in headers:

@@ -71,8 +71,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "")
-        if (refusal := self._refusal(declared)) is not None:
+        content_length = Headers(scope=scope).get("content-length", "")
+        if (refusal := self._refusal(content_length)) is not None:
             await send_error(refusal, scope, receive, send)
             return
         body = _Body(self, receive)
@@ -81,12 +81,12 @@ class BodyLimit:
         finally:
             body.release()
 
-    def _refusal(self, declared: str) -> ApiError | None:
-        if len(declared) > MAX_LENGTH_DIGITS:
+    def _refusal(self, content_length: str) -> ApiError | None:
+        if len(content_length) > MAX_LENGTH_DIGITS:
             message = f"Content-Length has more than {MAX_LENGTH_DIGITS} digits."
             return ApiError(400, message, code="invalid_http")
         max_bytes = self.settings.max_body_bytes
-        if declared.isdecimal() and int(declared) > max_bytes:
+        if content_length.isdecimal() and int(content_length) > max_bytes:
             return ApiError(413, too_large(max_bytes), code="request_too_large")
         return None
 

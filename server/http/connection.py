@@ -129,8 +129,8 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         """The client leaves too much unread: a stream is aborted, and a whole answer waits."""
-        running = self._running
-        if running is not None and running.chunked_encoding and not running.response_complete:
+        cycle = self._running
+        if cycle is not None and cycle.chunked_encoding and not cycle.response_complete:
             # What the stream still writes before the transport is gone is dropped.
             self._leave()
             self._abort_unread(CloseReason.UNSENT)
@@ -219,8 +219,8 @@ class Connection(HttpToolsProtocol):
         """See `Watched.check`."""
         num_sent = self._num_sent()
         num_unsent = self._answers.num_written - num_sent
-        closing = self.transport.is_closing()
-        if num_sent != self._last_num_sent or not (num_unsent or closing):
+        is_closing = self.transport.is_closing()
+        if num_sent != self._last_num_sent or not (num_unsent or is_closing):
             self._last_num_sent, self._last_sent_at_s = num_sent, now_s
         elif now_s - self._last_sent_at_s >= self._limits.write_timeout_s:
             if num_unsent:
@@ -229,7 +229,7 @@ class Connection(HttpToolsProtocol):
                 # It was closed, and the client's end of TLS does not come.
                 self.transport.abort()
             return 0
-        if not self._is_answering and not closing:
+        if not self._is_answering and not is_closing:
             self._check_reading(now_s - self._since_s)
         return num_unsent
 
@@ -239,9 +239,9 @@ class Connection(HttpToolsProtocol):
         if self._handshake is not None and self._last_num_sent < num_written:
             # A transport of TLS does not say what the one below it buffers. What is encrypted is
             # a little more than what was written.
-            acknowledged = self._handshake.acknowledged()
-            if acknowledged is not None:
-                return min(acknowledged, num_written)
+            num_acknowledged = self._handshake.acknowledged()
+            if num_acknowledged is not None:
+                return min(num_acknowledged, num_written)
         return num_written - self.transport.get_write_buffer_size()
 
     def end_unread(self) -> None:
@@ -286,10 +286,10 @@ class Connection(HttpToolsProtocol):
 
         uvicorn tells only the last one that has arrived, which may wait for this one.
         """
-        running = self._running
-        if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
+        cycle = self._running
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def _end_parsing(self, refusal: ApiError) -> None:
         self._refusal = refusal

@@ -53,8 +53,8 @@ def needed(connections: int) -> int:
     Besides those and the spare ones, there are the descriptors that this process has already, such
     as those that it inherited, and those that the server opens for itself.
     """
-    inherited = len(os.listdir("/dev/fd"))
-    return connections + SPARE + inherited + OWN
+    num_inherited = len(os.listdir("/dev/fd"))
+    return connections + SPARE + num_inherited + OWN
 
 
 def exhausted() -> bool:

@@ -81,23 +81,23 @@ async def until_disconnect(
     `receive` must be past the request's body. Raises `ClientDisconnected`, the limit's error, and
     `RuntimeError` if `work` was cancelled from elsewhere.
     """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnect(receive))
+    work_task = asyncio.ensure_future(work)
+    watch_task = asyncio.ensure_future(_disconnect(receive))
     try:
         await asyncio.wait(
-            (working, watching),
+            (work_task, watch_task),
             timeout=None if limit is None else limit.left_s,
             return_when=asyncio.FIRST_COMPLETED,
         )
-        if not working.done():
-            raise ClientDisconnected if limit is None or watching.done() else limit.error()
-        if working.cancelled():
+        if not work_task.done():
+            raise ClientDisconnected if limit is None or watch_task.done() else limit.error()
+        if work_task.cancelled():
             raise RuntimeError("the work was cancelled from within")
-        return working.result()
+        return work_task.result()
     finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        work_task.cancel()
+        watch_task.cancel()
+        await asyncio.gather(work_task, watch_task, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -160,12 +160,12 @@ class EventStream(Response):
                 await self._end()
 
     async def _run(self) -> None:
-        keeping_alive = asyncio.ensure_future(self._keep_alive())
+        keep_alive_task = asyncio.ensure_future(self._keep_alive())
         try:
             await self._pump()
         finally:
-            keeping_alive.cancel()
-            await asyncio.gather(keeping_alive, return_exceptions=True)
+            keep_alive_task.cancel()
+            await asyncio.gather(keep_alive_task, return_exceptions=True)
         await self._end()
 
     async def _pump(self) -> None:
@@ -177,10 +177,10 @@ class EventStream(Response):
             except (Exception, asyncio.CancelledError) as error:
                 if not self._started or was_cancelled():
                     raise
-                mapped = to_api_error(error)
-                unexpected = error if mapped.status == 500 else None
-                log.error("stream_failed", code=mapped.code, exc_info=unexpected)
-                await self._write(self._on_failure(mapped))
+                api_error = to_api_error(error)
+                unexpected = error if api_error.status == 500 else None
+                log.error("stream_failed", code=api_error.code, exc_info=unexpected)
+                await self._write(self._on_failure(api_error))
                 return
             await self._write(data)
 

@@ -42,13 +42,13 @@ class KeyLimit:
         self._turns = KeyTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with ExitStack() as counted:
+        with ExitStack() as stack:
             is_post = scope["type"] == "http" and scope["method"] == "POST"
             if is_post and (path := scope["path"]) in COUNTED_PATHS:
                 key = key_name(scope)
                 await self._turns.turn(key)
                 try:
-                    counted.enter_context(self._limits.request(key))
+                    stack.enter_context(self._limits.request(key))
                 except TooManyRequests as limited:
                     await send_error(limited, scope, receive, send)
                     return

@@ -200,11 +200,11 @@ class ErrorBoundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = False
+        has_started = False
 
         async def watched(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
+            nonlocal has_started
+            has_started = has_started or message["type"] == "http.response.start"
             await send(message)
 
         try:
@@ -212,12 +212,12 @@ class ErrorBoundary:
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and was_cancelled():
                 # The server stops, or a drain has waited long enough.
-                if started:
+                if has_started:
                     raise
                 await send_error(cancellation_error(error), scope, receive, send)
                 return
             log.error("unhandled_exception", path=shown_path(scope), exc_info=error)
-            if started:
+            if has_started:
                 # The server closes the connection, so that the client sees a broken response.
                 raise
             await send_error(to_api_error(error), scope, receive, send)

@@ -53,15 +53,19 @@ def unknown_path(path: str, routes: Iterable[BaseRoute]) -> str:
     message = f"There is no {_path_text(path)} here"
     reason = _reason(path)
     if not reason and (correction := _corrected_path(path, visible_routes)) is not None:
-        right, route = correction
+        right_path, route = correction
         allowed = " or ".join(sorted(methods[route.path_format]))
-        return f"{message}; did you mean {allowed} {_path_text(right)}?{_hint(path, right)}"
+        return (
+            f"{message}; did you mean {allowed} {_path_text(right_path)}?{_hint(path, right_path)}"
+        )
     close = difflib.get_close_matches(path[:MAX_PATH].lower(), methods, n=3, cutoff=0.75)
-    listed = [*(() if reason else close), *(p for p in _MAIN if p in methods)]
-    named = [f"{' and '.join(sorted(methods[p]))} {p}" for p in dict.fromkeys(listed)]
+    paths = [*(() if reason else close), *(p for p in _MAIN if p in methods)]
+    descriptions = [f"{' and '.join(sorted(methods[p]))} {p}" for p in dict.fromkeys(paths)]
     message += f": {reason}." if reason else "."
-    if named:
-        message += f" It has {', '.join(named[:MAX_ROUTES])}, and what GET /openapi.json lists."
+    if descriptions:
+        message += (
+            f" It has {', '.join(descriptions[:MAX_ROUTES])}, and what GET /openapi.json lists."
+        )
     return message
 
 
@@ -97,15 +101,20 @@ def _corrected_path(path: str, routes: Iterable[APIRoute]) -> tuple[str, APIRout
     while parts and parts[0].lower() in ("v1", "openai"):
         del parts[0]
     suffix = "/".join(parts)
-    for right in (f"/v1/{suffix}", f"/{suffix}", f"/v1/{suffix.lower()}", f"/{suffix.lower()}"):
+    for right_path in (
+        f"/v1/{suffix}",
+        f"/{suffix}",
+        f"/v1/{suffix.lower()}",
+        f"/{suffix.lower()}",
+    ):
         for route in routes:
-            if right != path and route.path_regex.match(right):
-                return right, route
+            if right_path != path and route.path_regex.match(right_path):
+                return right_path, route
     return None
 
 
-def _hint(path: str, right: str) -> str:
-    if not right.startswith("/v1/"):
+def _hint(path: str, right_path: str) -> str:
+    if not right_path.startswith("/v1/"):
         return ""
     versions = [part.lower() for part in _parts(path)].count("v1")
     if versions > 1:

@@ -144,14 +144,14 @@ class ServeFleet:
         if current is not None and config.revision <= current.revision:
             return
         fleet_switch = config.fleet_switch()
-        checked = self.member.check(fleet_switch)
-        if isinstance(checked.to, Obstacle):
-            raise UserConfigError(checked.to.message)
-        desired = next_state(current, checked.to, fleet_switch.policies or {}, config.revision)
+        check = self.member.check(fleet_switch)
+        if isinstance(check.to, Obstacle):
+            raise UserConfigError(check.to.message)
+        desired = next_state(current, check.to, fleet_switch.policies or {}, config.revision)
         state = await self.member.set(desired, fleet_switch.way)
         log.info("user_config_applied", revision=config.revision, lag=state.fleet.lag)
 
 
 def _without_obstacles(answers: Mapping[str, Any]) -> dict[str, Any]:
     """The answers without those of replicas that failed, which are in the log."""
-    return {name: each for name, each in answers.items() if not isinstance(each, Obstacle)}
+    return {name: answer for name, answer in answers.items() if not isinstance(answer, Obstacle)}

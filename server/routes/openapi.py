@@ -8,5 +8,5 @@ router = APIRouter(include_in_schema=False)
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
     """The document of the application."""
-    encoded: bytes = await request.app.state.openapi_document.encoded()
-    return Response(encoded, media_type="application/json")
+    document: bytes = await request.app.state.openapi_document.encoded()
+    return Response(document, media_type="application/json")

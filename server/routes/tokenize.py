@@ -26,8 +26,8 @@ router = APIRouter(tags=["Tokens"])
 )
 async def post_tokenize(body: TokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:
     """The token ids of a text or a chat."""
-    checked = check_body(runtime, body)
-    return JSONResponse(await tokenize(runtime, body), headers=checked.headers())
+    checked_body = check_body(runtime, body)
+    return JSONResponse(await tokenize(runtime, body), headers=checked_body.headers())
 
 
 @router.post(
@@ -42,5 +42,5 @@ async def post_tokenize(body: TokenizeRequest, runtime: ReadyRuntime) -> JSONRes
 )
 async def post_detokenize(body: DetokenizeRequest, runtime: ReadyRuntime) -> JSONResponse:
     """The text of token ids."""
-    checked = check_body(runtime, body)
-    return JSONResponse(await detokenize(runtime, body), headers=checked.headers())
+    checked_body = check_body(runtime, body)
+    return JSONResponse(await detokenize(runtime, body), headers=checked_body.headers())

@@ -132,11 +132,11 @@ class Settings(
         }
         if not values.get("model"):
             values = {**demo_settings(values), **values}
-        derived = {
+        defaults = {
             "served_model_name": (str(values["model"]),),
             "spec_method": values.get("primary", AUTO if values.get("proposer") else NONE),
         }
-        return {**derived, **values}
+        return {**defaults, **values}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -76,10 +76,10 @@ class AccessSettings(BaseModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy, whose keys at the start are those of `update` if it has any."""
-        copied = super().model_copy(update=update, deep=deep)
+        copy = super().model_copy(update=update, deep=deep)
         if not set(NEVER_EMPTY).isdisjoint(update or ()):
-            copied.__dict__.pop("keys_at_start", None)
-        return copied
+            copy.__dict__.pop("keys_at_start", None)
+        return copy
 
     def read_keys(self) -> KeySet:
         """Every key of the settings, and of the key file as it is now. Raises `SettingError`."""

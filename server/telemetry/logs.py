@@ -69,7 +69,7 @@ def configure_logs(level: str, *, json: bool, access: bool) -> None:
     `level` applies to our own lines; a library's appear from `warning` on, or from `level` if that
     is higher. `access` enables the log of HTTP requests.
     """
-    shared: list[structlog.typing.Processor] = [
+    processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -78,7 +78,7 @@ def configure_logs(level: str, *, json: bool, access: bool) -> None:
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
-            *shared,
+            *processors,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -89,7 +89,7 @@ def configure_logs(level: str, *, json: bool, access: bool) -> None:
     handler = _StderrHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[drop_meta, *_renderers(json=json)]
+            foreign_pre_chain=processors, processors=[drop_meta, *_renderers(json=json)]
         )
     )
     root = logging.getLogger()

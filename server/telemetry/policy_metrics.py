@@ -85,9 +85,10 @@ class PolicyMetrics:
 
     def activity(self, policy: str) -> "PolicyActivity":
         """What a policy did in the last minute."""
-        rolling = self._rolling.get(policy)
+        rolling_decisions = self._rolling.get(policy)
         return PolicyActivity(
-            dict(rolling.sums()) if rolling else {}, self._suspensions.get(policy, False)
+            dict(rolling_decisions.sums()) if rolling_decisions else {},
+            self._suspensions.get(policy, False),
         )
 
 

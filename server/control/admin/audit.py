@@ -177,8 +177,8 @@ class Audit:
                 await self.intended(Intent(when, caller.who, caller.peer, what, {label: name}))
                 return await change
             except BaseException as error:
-                refused = isinstance(error, _REFUSALS)
-                outcome = LoadOutcome.REFUSED if refused else LoadOutcome.FAILED
+                is_refused = isinstance(error, _REFUSALS)
+                outcome = LoadOutcome.REFUSED if is_refused else LoadOutcome.FAILED
                 message = (
                     truncate(replace_surrogates(str(error)), MAX_ERROR) or type(error).__name__
                 )

@@ -24,11 +24,11 @@ class LoraAdmin:
         self,
         engine: Engine,
         served_names: tuple[str, ...],
-        allowed: AllowedModels,
+        allowed_models: AllowedModels,
         audit: Audit,
     ) -> None:
         self._engine = engine
-        self._allowed = allowed
+        self._allowed = allowed_models
         self._served_names = served_names
         self._audit = audit
         self._num_users: Counter[LoraAdapter] = Counter()

@@ -125,9 +125,13 @@ class PolicyAdmin:
             await self._make(policies, rules, reason, caller)
 
     def _not_in_force(self, policies: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-        loaded, checked = self._loaded_proposers(), self.check(policies)
-        current = self.parameters(checked)
-        return {n: p for n, p in checked.items() if with_defaults(n, p, loaded) != current.get(n)}
+        loaded, checked_policies = self._loaded_proposers(), self.check(policies)
+        current = self.parameters(checked_policies)
+        return {
+            n: p
+            for n, p in checked_policies.items()
+            if with_defaults(n, p, loaded) != current.get(n)
+        }
 
     async def _make(
         self,
@@ -139,17 +143,17 @@ class PolicyAdmin:
         """Long because the intent, the change and its record belong to one outcome."""
         start = _Start()
         loaded = self._loaded_proposers()
-        new = read_policies(policies or {}, loaded)
+        new_policies = read_policies(policies or {}, loaded)
         names = self._api_key_names()
         new_rules = None if rules is None else read_rules(rules, loaded, names)
-        shown_policies = None if policies is None else dict(new)
+        shown_policies = None if policies is None else dict(new_policies)
         shown_rules = None if new_rules is None else [dict(r.source) for r in new_rules]
         outcome, fault = PolicyOutcome.CHANGED, None
         try:
             change = {"policies": shown_policies, "rules": shown_rules}
             who, peer = caller.who, caller.peer
             await self._audit.intended(Intent(start.when, who, peer, WHAT, change, reason))
-            await self._set_all(new)
+            await self._set_all(new_policies)
             if new_rules is not None:
                 self._router.replace(new_rules)
         except AuditUnavailable as error:
@@ -174,18 +178,18 @@ class PolicyAdmin:
             )
             self._audit.add(record)
 
-    async def _set_all(self, new: Mapping[str, Mapping[str, Any]]) -> None:
+    async def _set_all(self, new_policies: Mapping[str, Mapping[str, Any]]) -> None:
         """Sets the policies one after the other; takes them back if one fails."""
-        old = {info.name: info.parameters for info in self._engine.policies}
-        done = []
+        old_policies = {info.name: info.parameters for info in self._engine.policies}
+        set_names = []
         try:
-            for name, parameters in new.items():
+            for name, parameters in new_policies.items():
                 await self._engine.set_policy(name, parameters)
-                done.append(name)
+                set_names.append(name)
         except (PolicyError, EngineError):
-            for name in done:
+            for name in set_names:
                 with suppress(PolicyError, EngineError):
-                    await self._engine.set_policy(name, old[name])
+                    await self._engine.set_policy(name, old_policies[name])
             raise
 
 

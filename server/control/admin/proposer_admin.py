@@ -27,12 +27,12 @@ class ProposerAdmin:
         self,
         engine: Engine,
         switcher: Switcher,
-        allowed: AllowedModels,
+        allowed_models: AllowedModels,
         metrics: Metrics,
         audit: Audit,
     ) -> None:
         self._engine = engine
-        self._allowed = allowed
+        self._allowed = allowed_models
         self._switcher = switcher
         self._metrics = metrics
         self._audit = audit

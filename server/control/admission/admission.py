@@ -106,11 +106,11 @@ class Admission:
 
     def _why_full(self, tokens: int = 0) -> str:
         """Why the queue cannot take a request with so many prompt tokens, for its client."""
-        queued, max_requests = self.num_queued, self._settings.max_queued_requests
+        num_queued, max_requests = self.num_queued, self._settings.max_queued_requests
         if not max_requests:
             return "the request cannot begin now, and this server has no queue"
-        if queued >= max_requests:
-            return f"its queue is full ({queued} of {max_requests} requests)"
+        if num_queued >= max_requests:
+            return f"its queue is full ({num_queued} of {max_requests} requests)"
         return (
             f"its queue has no room for this prompt ({self.queued_prompt_tokens:,} of "
             f"{self._settings.max_queued_prompt_tokens:,} prompt tokens are queued, and this one "

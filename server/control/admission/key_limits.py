@@ -88,9 +88,9 @@ class KeyLimits:
             self._metrics.count_limited(str(error.code))
             raise error
         if key.rate is not None and (wait_s := key.rate.take()):
-            limited = RateLimit(self._per_minute or 0, wait_s)
-            self._metrics.count_limited(str(limited.code))
-            raise limited
+            rate_error = RateLimit(self._per_minute or 0, wait_s)
+            self._metrics.count_limited(str(rate_error.code))
+            raise rate_error
         key.requests += 1
         try:
             yield

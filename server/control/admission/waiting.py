@@ -35,8 +35,8 @@ async def check_constraints(
         start_s = loop.time()
         try:
             for constraint in constraints:
-                checking = runtime.engine.check_constraint(constraint, ticket.cost.key)
-                await until_disconnect(receive, checking, limit)
+                check = runtime.engine.check_constraint(constraint, ticket.cost.key)
+                await until_disconnect(receive, check, limit)
         except BaseException:
             admission.observe_wait(loop.time() - start_s)
             raise

@@ -33,15 +33,15 @@ def overlap(context: Sequence[int], answer: Sequence[int]) -> float | None:
     start = max(len(context) - room, 0)
     text = (*context[start:], *answer)
     answer_start = len(text) - len(answer)
-    seen: set[tuple[int, ...]] = set()
-    covered, covered_to = 0, answer_start
+    earlier_grams: set[tuple[int, ...]] = set()
+    num_covered, covered_end = 0, answer_start
     for end in range(NGRAM, len(text) + 1):
         gram = text[end - NGRAM : end]
-        if end - NGRAM >= answer_start and gram in seen:
-            covered += end - max(covered_to, end - NGRAM)
-            covered_to = end
-        seen.add(gram)
-    return covered / len(answer)
+        if end - NGRAM >= answer_start and gram in earlier_grams:
+            num_covered += end - max(covered_end, end - NGRAM)
+            covered_end = end
+        earlier_grams.add(gram)
+    return num_covered / len(answer)
 
 
 class RunningOverlap:

@@ -111,28 +111,28 @@ class Router:
         old_states = {(state.rule.name, state.rule.match): state for state in self._states}
         states = []
         for rule in rules:
-            old = old_states.get((rule.name, rule.match))
-            states.append(_State(rule, old.answers if old else RunningOverlap()))
+            old_state = old_states.get((rule.name, rule.match))
+            states.append(_State(rule, old_state.answers if old_state else RunningOverlap()))
         self._states = tuple(states)
         self._metrics.policies.declare_rules(rule.name for rule in rules)
 
     def route(self, traits: Traits) -> Routing:
         """What the rules say for a request. Changes nothing: `record` counts."""
-        skipped = []
-        decided = None
+        skipped_verdicts = []
+        routed_method = None
         for state in self._states:
             verdict = self._verdict(state, traits)
             if verdict.routed is not None:
-                decided = verdict.routed
+                routed_method = verdict.routed
                 break
             if verdict.matches:
-                skipped.append(verdict)
-        measured = tuple(
+                skipped_verdicts.append(verdict)
+        running_overlaps = tuple(
             state.answers
             for state in self._states
             if state.rule.match.overlap is not None and state.rule.match.mismatch(traits) is None
         )
-        return Routing(decided, tuple(skipped), measured)
+        return Routing(routed_method, tuple(skipped_verdicts), running_overlaps)
 
     def verdicts(self, traits: Traits) -> tuple[Verdict, ...]:
         """What each rule says for a request."""
@@ -172,10 +172,10 @@ class Router:
         return Verdict(rule.name, True, why, RoutedMethod(method, rule.name))
 
     def _overlap_mismatch(self, state: _State, traits: Traits) -> str | None:
-        allowed = state.rule.match.overlap
-        if allowed is None:
+        allowed_range = state.rule.match.overlap
+        if allowed_range is None:
             return None
         value = state.answers.mean if traits.overlap is None else traits.overlap
         if value is None:
             return "overlap is not known yet: no answer to such a request has been measured"
-        return None if allowed.holds(value) else outside("overlap", value, allowed)
+        return None if allowed_range.holds(value) else outside("overlap", value, allowed_range)

@@ -121,9 +121,9 @@ def _read_match(raw: Any, api_key_names: Collection[str], path: str) -> Match:
             f"{path}.structured", f"must be true or false, got {short_repr(structured)}"
         )
     if "api_key" in fields and (not isinstance(api_key, str) or api_key not in api_key_names):
-        named = ", ".join(sorted(api_key_names)) or "none; --named-api-key gives one"
+        names = ", ".join(sorted(api_key_names)) or "none; --named-api-key gives one"
         # The value may be a key that was written in the place of its name: it is not repeated.
-        raise RuleError(f"{path}.api_key", f"must be the name of an API key; the names are {named}")
+        raise RuleError(f"{path}.api_key", f"must be the name of an API key; the names are {names}")
     ranges = {
         name: _read_range(fields[name], name, f"{path}.{name}")
         for name in _RANGES

@@ -78,25 +78,25 @@ class Match:
 
     def mismatch(self, traits: Traits) -> str | None:
         """Why the request does not match, `overlap` aside; `None` if it does."""
-        for name, expected, got in (
+        for name, expected, trait in (
             ("model", self.model, traits.model),
             ("api_key", self.api_key, traits.api_key),
             ("structured", self.structured, traits.structured),
         ):
-            if expected is not None and expected != got:
-                return f"{name} is {got!r}, not {expected!r}"
+            if expected is not None and expected != trait:
+                return f"{name} is {trait!r}, not {expected!r}"
         for name, pattern in self.headers:
             value = traits.headers.get(name)
             if value is None:
                 return f"there is no header {name}"
             if len(value) > MAX_VALUE_CHARS or not fnmatchcase(value, pattern):
                 return f"header {name} is {truncate(value, 80)!r}, which {pattern!r} does not match"
-        for name, allowed, number in (
+        for name, allowed_range, number in (
             ("prompt_tokens", self.prompt_tokens, traits.prompt_tokens),
             ("temperature", self.temperature, traits.temperature),
         ):
-            if allowed is not None and not allowed.holds(number):
-                return outside(name, number, allowed)
+            if allowed_range is not None and not allowed_range.holds(number):
+                return outside(name, number, allowed_range)
         return None
 
     def covers(self, other: "Match") -> bool:
@@ -131,11 +131,11 @@ class Rule:
     source: Mapping[str, Any] = field(compare=False)
 
 
-def outside(name: str, value: float, allowed: Range) -> str:
+def outside(name: str, value: float, allowed_range: Range) -> str:
     """Says that a number is outside a range."""
-    if allowed.low is not None and value < allowed.low:
-        return f"{name} is {value:g}, below {allowed.low:g}"
-    return f"{name} is {value:g}, above {allowed.high:g}"
+    if allowed_range.low is not None and value < allowed_range.low:
+        return f"{name} is {value:g}, below {allowed_range.low:g}"
+    return f"{name} is {value:g}, above {allowed_range.high:g}"
 
 
 def unreachable(rules: Sequence[Rule]) -> tuple[str, ...]:

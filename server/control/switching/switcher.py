@@ -326,5 +326,5 @@ def _outcome_before_swap(error: BaseException) -> SwitchOutcome:
 
 
 def _outcome_of(refusal: Exception) -> SwitchOutcome:
-    died = isinstance(refusal, EngineDead)
-    return SwitchOutcome.FAILED if died else SwitchOutcome.REFUSED
+    has_died = isinstance(refusal, EngineDead)
+    return SwitchOutcome.FAILED if has_died else SwitchOutcome.REFUSED
