@@ -24,7 +24,7 @@ BARE_NAMES = frozenset(
 )
 """Words that are no name: a participle, a pronoun or a preposition tells neither type nor role."""
 
-MAY_HAVE_BARE_NAMES = ("engine_adapter", "server.openai", "server.schema")
+MAY_HAVE_BARE_NAMES = ("engine_adapter",)
 """Modules, and names in them (`module.name`) that a method of a library's forces on ours."""
 
 
