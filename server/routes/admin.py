@@ -80,8 +80,8 @@ async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
         policy=runtime.policy_admin.status(active.name),
         window_s=WINDOW_S,
         proposers=runtime.metrics.rolling_stats(),
-        engine=schema.Engine.of(runtime.engine.failure),
-        engines=[schema.Engine.of(failure) for failure in runtime.engine.failures],
+        engine=schema.Engine.from_failure(runtime.engine.failure),
+        engines=[schema.Engine.from_failure(failure) for failure in runtime.engine.failures],
         switches=list(runtime.audit.switches),
         fleet=runtime.fleet.status(),
     )

@@ -110,7 +110,7 @@ class Engine(BaseModel):
     )
 
     @classmethod
-    def of(cls, failure: EngineDead | None) -> Self:
+    def from_failure(cls, failure: EngineDead | None) -> Self:
         """The state of an engine with this `failure`."""
         if failure is None:
             return cls(state=engine_state(None))
