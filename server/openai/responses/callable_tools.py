@@ -72,21 +72,21 @@ class CallableTools:
         """Where they are in the body."""
         return [tool.path for tool in self.by_name.values()]
 
-    def find(self, chosen: ChosenFunction, param: str) -> str:
+    def find(self, choice: ChosenFunction, param: str) -> str:
         """The name under which the model sees a chosen tool.
 
         A tool of a namespace may be named without it, if no other tool has its name. Raises
         `InvalidField`, naming `param`.
         """
-        if chosen.name in self.by_name:
-            return chosen.name
-        names = [name for name, tool in self.by_name.items() if tool.name == chosen.name]
+        if choice.name in self.by_name:
+            return choice.name
+        names = [name for name, tool in self.by_name.items() if tool.name == choice.name]
         if len(names) == 1:
             return names[0]
         if names:
             message = f"{param}: several tools are called so; name one of {', '.join(names[:9])}."
             raise InvalidField(param, message)
-        raise InvalidField(param, f"{param}: tools has no function {short_repr(chosen.name)}.")
+        raise InvalidField(param, f"{param}: tools has no function {short_repr(choice.name)}.")
 
 
 def callable_tools(body: ResponsesRequest) -> CallableTools:
