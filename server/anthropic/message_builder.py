@@ -49,16 +49,16 @@ class MessageBuilder:
         """The message, encoded. Raises `RuntimeError` if it has not finished."""
         reason, state = self._finish_reason(), self._state
         everything = Delta(state.text, tuple(state.token_ids), finish_reason=reason)
-        whole = self._reader.whole(everything)
+        assistant = self._reader.whole(everything)
         content: list[dict[str, Any]] = []
-        if whole.reasoning:
-            content.append({"type": "thinking", "thinking": whole.reasoning, "signature": ""})
-        if whole.text:
-            content.append({"type": "text", "text": whole.text})
-        for call in whole.calls:
+        if assistant.reasoning:
+            content.append({"type": "thinking", "thinking": assistant.reasoning, "signature": ""})
+        if assistant.text:
+            content.append({"type": "text", "text": assistant.text})
+        for call in assistant.calls:
             block = {"type": "tool_use", "id": call.id, "name": call.name}
             content.append({**block, "input": _input(call.arguments)})
-        self._has_calls = bool(whole.calls)
+        self._has_calls = bool(assistant.calls)
         message = self._message(content) | self._stop(reason)
         message["usage"] = self._usage()
         message["metrics"] = response_metrics(self._request, self.choices)
@@ -80,12 +80,12 @@ class MessageBuilder:
     def last_events(self) -> Sequence[bytes]:
         """The encoded end of a stream. Raises `RuntimeError` if it has not finished."""
         reason = self._finish_reason()
-        last = {
+        end_fields = {
             "delta": self._stop(reason),
             "usage": self._usage(),
             "metrics": response_metrics(self._request, self.choices),
         }
-        return (*self._close(), _event("message_delta", last), _event("message_stop", {}))
+        return (*self._close(), _event("message_delta", end_fields), _event("message_stop", {}))
 
     def failure(self, error: ApiError) -> bytes:
         """The encoded end of a stream that fails."""
