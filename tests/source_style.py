@@ -24,8 +24,8 @@ BARE_NAMES = frozenset(
 )
 """Words that are no name: a participle, a pronoun or a preposition tells neither type nor role."""
 
-MAY_HAVE_BARE_NAMES = ("engine_adapter",)
-"""Modules, and names in them (`module.name`) that a method of a library's forces on ours."""
+FORCED_NAMES: frozenset[str] = frozenset()
+"""Names of arguments that an overridden method of vLLM's forces on ours: `module.name`."""
 
 
 def vague_names(root: Path) -> list[str]:
@@ -40,7 +40,7 @@ def bare_names(root: Path) -> list[str]:
         for module, path in sources(root)
         if is_in(module, "server", "engine_adapter")
         for line, name in sorted(set(_local_names(parse(path))))
-        if name in BARE_NAMES and not is_in(f"{module}.{name}", *MAY_HAVE_BARE_NAMES)
+        if name in BARE_NAMES and f"{module}.{name}" not in FORCED_NAMES
     ]
 
 

@@ -1,4 +1,4 @@
-"""Texts from outside: valid names, and how much of a client's text a message or a log line repeats."""
+"""Texts from outside: valid names, and how much of one a message or a log line repeats."""
 
 import re
 
