@@ -49,9 +49,9 @@ async def test_unknown_fields_are_listed_in_a_header(gateway: Gateway) -> None:
 
 async def test_a_refusal_says_what_to_send_instead(gateway: Gateway) -> None:
     assert INSTEAD.keys() <= REFUSED.keys()
-    error = (await gateway.chat(regex="a+")).json()["error"]
-    assert (error["param"], error["code"]) == ("regex", "unsupported_parameter")
-    assert "structured_outputs.regex" in error["message"]
+    error = (await gateway.chat(structural_tag="{}")).json()["error"]
+    assert (error["param"], error["code"]) == ("structural_tag", "unsupported_parameter")
+    assert "structured_outputs" in error["message"]
 
 
 async def test_wishes_are_listed_in_a_header_unless_neutral(gateway: Gateway) -> None:
