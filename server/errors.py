@@ -189,11 +189,9 @@ class ErrorResponse(JSONResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends it."""
         if scope["type"] == "http" and scope["path"].startswith(MESSAGES_PATH):
-            body = anthropic_error(self._error, exchange_of(scope).request_id)
-            response = JSONResponse(body, self.status_code, headers=dict(self._error.headers))
-            await response(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+            self.body = self.render(anthropic_error(self._error, exchange_of(scope).request_id))
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
 
 
 def error_response(error: ApiError) -> ErrorResponse:

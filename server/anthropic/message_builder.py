@@ -1,5 +1,6 @@
 """A message's deltas -> the message in one piece, or the events of its stream."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,9 @@ from server.openai.message_parts import (
     ReasoningPiece,
     TextPiece,
 )
+from server.openai.readers import NamedReader
 from server.openai.request import AdmittedRequest
 from server.openai.usage import num_cached_tokens, response_metrics, usage
-
-_STOP_REASONS = {FinishReason.LENGTH: "max_tokens"}
 
 
 class MessageBuilder:
@@ -55,9 +55,10 @@ class MessageBuilder:
             content.append({"type": "thinking", "thinking": assistant.reasoning, "signature": ""})
         if assistant.text:
             content.append({"type": "text", "text": assistant.text})
+        is_complete = reason is not FinishReason.LENGTH
         for call in assistant.calls:
             block = {"type": "tool_use", "id": call.id, "name": call.name}
-            content.append({**block, "input": _input(call.arguments)})
+            content.append({**block, "input": _input(call.arguments, is_complete=is_complete)})
         self._has_calls = bool(assistant.calls)
         message = self._message(content) | self._stop(reason)
         message["usage"] = self._usage()
@@ -140,11 +141,16 @@ class MessageBuilder:
         return reason
 
     def _stop(self, reason: FinishReason) -> dict[str, Any]:
+        if reason is FinishReason.LENGTH:
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
         stop = self._state.stop_reason
-        name = _STOP_REASONS.get(reason, "tool_use" if self._has_calls else "end_turn")
-        if name == "end_turn" and isinstance(stop, str):
+        # A named call has the finish reason `stop` at OpenAI.
+        is_named = isinstance(self._reader, NamedReader) and not isinstance(stop, str)
+        if self._has_calls and (is_named or self._reader.finish_reason(reason) == "tool_calls"):
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if isinstance(stop, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-        return {"stop_reason": name, "stop_sequence": None}
+        return {"stop_reason": "end_turn", "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
         figures = usage(self._request, self.choices)
@@ -164,10 +170,21 @@ def _event(kind: str, fields: dict[str, Any]) -> bytes:
     return f"event: {kind}\ndata: {json_text({'type': kind, **fields})}\n\n".encode()
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object, as far as a limit of tokens let the model write them."""
+def _input(arguments: str, *, is_complete: bool) -> dict[str, Any]:
+    """A call's arguments as an object.
+
+    Of a call that a limit of tokens cut, it is what the model wrote of it. Arguments that are not a
+    JSON object are not lost: they are the object's only entry, `arguments`.
+    """
     try:
-        value = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = json.loads(arguments) if is_complete else _partial(arguments)
+        if isinstance(value, dict):
+            json_text(value)  # refuses what JSON does not have, such as infinity
+            return value
+    except (ValueError, RecursionError):
+        pass
+    return {"arguments": arguments} if arguments else {}
+
+
+def _partial(arguments: str) -> Any:
+    return from_json(arguments, allow_partial="trailing-strings")

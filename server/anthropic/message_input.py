@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from engine_adapter.seam.text import short_repr
 from server.errors import InvalidField
@@ -22,8 +23,12 @@ NAMES = FieldNames(
     chosen_function="tool_choice.name",
     format=schema.MessagesRequest.format_field,
     effort="output_config.effort",
+    parameters="input_schema",
 )
 """How a message names the fields of its chat."""
+
+_NO_EFFECT = ("cache_control",)
+"""Fields of a tool that ask for what the prefix cache does by itself."""
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -41,14 +46,19 @@ def message_input(body: schema.MessagesRequest) -> ChatInput:
         max_tokens_name="max_tokens",
         num_top_logprobs=None,
         effort=_effort(body),
-        shows_reasoning=body.thinking is None or body.thinking.type != "disabled",
+        shows_reasoning=_shows_reasoning(body.thinking),
         ignored=tuple(ignored),
     )
 
 
-def count_prompt(body: schema.CountTokensRequest) -> ChatPrompt:
-    """The prompt whose tokens are counted. Raises `InvalidField`."""
-    return message_prompt(body, _tools(body)[0])
+def count_prompt(body: schema.CountTokensRequest) -> tuple[ChatPrompt, tuple[str, ...]]:
+    """The prompt whose tokens are counted, and the ignored fields. Raises `InvalidField`."""
+    tools, ignored = _tools(body)
+    return message_prompt(body, tools), tuple(ignored)
+
+
+def _shows_reasoning(thinking: schema.Thinking | None) -> bool:
+    return thinking is None or (thinking.type != "disabled" and thinking.display != "omitted")
 
 
 def message_prompt(
@@ -91,57 +101,76 @@ def _messages(
         if isinstance(blocks, str):
             blocks = [schema.TextBlock(type="text", text=blocks)]
         if message.role == "assistant":
-            yield name, _answer(blocks, name)
+            parts = _answers(blocks, name)
         else:
-            for part in _user_messages(blocks, name):
-                yield name, part
+            parts = _told_messages(message.role, blocks, name)
+        for part in parts:
+            yield name, part
 
 
-def _user_messages(blocks: Sequence[schema.Block], name: str) -> Iterator[dict[str, object]]:
+def _told_messages(
+    role: str, blocks: Sequence[schema.Block], name: str
+) -> Iterator[dict[str, object]]:
     """Results of tools are messages of their own; the texts between them are one each."""
     texts: list[schema.TextBlock] = []
     for number, block in enumerate(blocks):
         if isinstance(block, schema.TextBlock):
             texts.append(block)
             continue
-        if not isinstance(block, schema.ToolResultBlock):
-            raise _wrong_role(block, "user", f"{name}.content.{number}")
+        if not isinstance(block, schema.ToolResultBlock) or role != "user":
+            raise _wrong_role(block, role, f"{name}.content.{number}")
         if texts:
-            yield {"role": "user", "content": _text(texts)}
+            yield {"role": role, "content": _text(texts)}
             texts = []
         content = _text(block.content or "")
         if block.is_error:
             content = f"Error: {content}"
         yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
     if texts or not blocks:
-        yield {"role": "user", "content": _text(texts)}
+        yield {"role": role, "content": _text(texts)}
 
 
-def _answer(blocks: Sequence[schema.Block], name: str) -> dict[str, object]:
-    texts: list[schema.TextBlock] = []
-    calls: list[dict[str, object]] = []
-    thoughts: list[str] = []
+def _answers(blocks: Sequence[schema.Block], name: str) -> Iterator[dict[str, object]]:
+    """A model writes its reasoning, its text and its calls as one message; then another begins."""
+    answer = _Answer()
     for number, block in enumerate(blocks):
         match block:
             case schema.TextBlock():
-                texts.append(block)
+                if answer.calls:
+                    yield answer.message()
+                    answer = _Answer()
+                answer.texts.append(block)
             case schema.ToolUseBlock():
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 function = {"name": block.name, "arguments": arguments}
-                calls.append({"id": block.id, "type": "function", "function": function})
+                answer.calls.append({"id": block.id, "type": "function", "function": function})
             case schema.ThinkingBlock():
-                thoughts.append(block.thinking)
+                answer.thoughts.append(block.thinking)
             case schema.RedactedThinkingBlock():
                 pass
             case _:
                 raise _wrong_role(block, "assistant", f"{name}.content.{number}")
-    message: dict[str, object] = {"role": "assistant", "content": _text(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-        message["content"] = _text(texts) or None
-    return message
+    yield answer.message()
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The parts of an assistant's message."""
+
+    texts: list[schema.TextBlock] = field(default_factory=list)
+    calls: list[dict[str, object]] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+
+    def message(self) -> dict[str, object]:
+        """The message of a chat."""
+        text = _text(self.texts)
+        message: dict[str, object] = {"role": "assistant", "content": text}
+        if self.thoughts:
+            message["reasoning_content"] = "\n".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+            message["content"] = text or None
+        return message
 
 
 def _wrong_role(block: schema.Block, role: str, param: str) -> InvalidField:
@@ -167,6 +196,7 @@ def _tools(
             ignored.append(path)
             continue
         paths.append(path)
+        ignored += [f"{path}.{name}" for name in tool.model_extra or () if name not in _NO_EFFECT]
         functions.append(
             Function(
                 name=tool.name,

@@ -1,21 +1,29 @@
 """`/v1/messages`: from the body to a prepared request, and the number of a prompt's tokens."""
 
+from dataclasses import replace
+
 from server.anthropic.message_input import count_prompt, message_input
-from server.openai.body_checks import check_body
+from server.openai.body_checks import CheckedBody, check_body, check_not_of_chats
 from server.openai.chat import prepare_input
 from server.openai.prompts import render_chat, text_limit
 from server.openai.request import PreparedRequest
 from server.schema.anthropic import CountTokensRequest, MessagesRequest
+from server.schema.base import without_effect
 from server.state import Runtime
 
 
 async def prepare_message(runtime: Runtime, body: MessagesRequest) -> PreparedRequest:
     """Checks and renders a message. Raises `ApiError`."""
+    check_not_of_chats(body, "/v1/messages")
     return await prepare_input(runtime, body, message_input(body), "msg_")
 
 
-async def count_tokens(runtime: Runtime, body: CountTokensRequest) -> int:
-    """The tokens of a prompt. Raises `ApiError`."""
-    check_body(runtime, body)
+async def count_tokens(runtime: Runtime, body: CountTokensRequest) -> tuple[int, CheckedBody]:
+    """The tokens of a prompt, and what is ignored of its body. Raises `ApiError`."""
+    checked = check_body(runtime, body)
+    chat, ignored = count_prompt(body)
+    if ignored and runtime.settings.strict_fields:
+        raise without_effect(ignored[0])
     max_chars = text_limit(runtime.renderer, runtime.info, is_bounded=False)
-    return len(await render_chat(runtime.renderer, count_prompt(body), max_chars))
+    token_ids = await render_chat(runtime.renderer, chat, max_chars)
+    return len(token_ids), replace(checked, ignored=(*checked.ignored, *ignored))

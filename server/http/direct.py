@@ -22,9 +22,10 @@ _DIRECT_HEADERS = frozenset(
         *("upgrade-insecure-requests", "user-agent", "x-requested-with"),
         *("openai-organization", "openai-project", "postman-token", "request-id", "x-request-id"),
         *("b3", "sentry-trace", "traceparent", "tracestate"),
+        *("x-api-key", "x-specgate-proposer", "x-specgate-num-speculative-tokens"),
     }
 )
-_DIRECT_PREFIXES = ("accept-", "if-", "sec-", "x-b3-", "x-datadog-", "x-stainless-")
+_DIRECT_PREFIXES = ("accept-", "anthropic-", "if-", "sec-", "x-b3-", "x-datadog-", "x-stainless-")
 """The headers that browsers, command lines, client libraries and their tracing send by themselves.
 
 Proxies add others: there are dozens of names for the address of their client, and any new one

@@ -7,6 +7,7 @@ proxies close silent connections; 0 sends no comments.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from json.encoder import encode_basestring
@@ -40,6 +41,8 @@ DIRECT_SEND = "specgate.direct_send"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which clients ignore."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 log = structlog.get_logger(__name__)
@@ -60,7 +63,8 @@ def json_string(value: str) -> bytes:
 def _one_line(text: str) -> str:
     for character in "\x85\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    # A model may write half of a pair as an escape, which UTF-8 cannot encode.
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def event(value: Any) -> bytes:

@@ -21,6 +21,7 @@ REQUEST_HEADERS = (PROPOSER, NUM_SPECULATIVE_TOKENS)
 
 RESPONSE_HEADERS: Mapping[str, str] = {
     REQUEST_ID: "the request's id, which the server's log has too",
+    ANTHROPIC_REQUEST_ID: "the same id, of `/v1/messages`",
     TRACE_ID: "the request's trace, if the server sends traces, which the server's log has too",
     SPEC_METHOD: "the method chosen at admission: a proposer, a policy, or none",
     DRAFT_TOKENS: "drafted tokens of an answer in one piece, all choices together",

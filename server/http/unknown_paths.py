@@ -19,7 +19,14 @@ MAX_PATH = 100
 MAX_METHOD = 20
 """The most characters of a method that are repeated."""
 
-_MAIN = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/models", "/tokenize")
+_MAIN = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/models",
+    "/tokenize",
+)
 """The routes that a client most likely needs, of those that exist."""
 
 _TEXT = "this server generates text"

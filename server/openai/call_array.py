@@ -14,8 +14,11 @@ from engine_adapter.seam.message_parts import CallArguments, CallBegin, Piece
 
 _BEFORE_ARGUMENTS = re.compile(r'(?:\[|\},)\{"name":"([\w-]+)","parameters":\{')
 _END = "}]"
-_MAX_BETWEEN = 128
-"""The most characters between the arguments of two calls, without white space."""
+_MAX_BETWEEN = 256
+"""The most characters between the arguments of two calls, without white space.
+
+A name has at most 130: two of 64, one of them a namespace's.
+"""
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')

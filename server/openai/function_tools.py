@@ -119,7 +119,7 @@ def checked_tools(
         _check_choice(functions, choice, names)
     if not functions:
         return FunctionTools(single=parallel is False)
-    arguments = _checked_arguments(functions, paths)
+    arguments = _checked_arguments(functions, paths, names)
     return FunctionTools(functions, paths, arguments, choice or "auto", parallel is False)
 
 
@@ -140,7 +140,7 @@ def _check_choice(functions: Sequence[Function], choice: ToolChoice, names: Fiel
 
 
 def _checked_arguments(
-    functions: Sequence[Function], paths: Sequence[str]
+    functions: Sequence[Function], paths: Sequence[str], names: FieldNames
 ) -> list[StructuredOutput]:
     """The constraints on the arguments of the functions."""
     arguments: list[StructuredOutput] = []
@@ -151,7 +151,7 @@ def _checked_arguments(
             param = f"{path}.name"
             raise InvalidField(param, f"{param}: another tool is called {function.name!r} too.")
         names_before.add(function.name)
-        constraint = _arguments(function, f"{path}.parameters")
+        constraint = _arguments(function, f"{path}.{names.parameters}")
         arguments.append(constraint)
         size += len(constraint.value) if function.parameters else 0
         if size > MAX_SCHEMA_CHARS:

@@ -32,7 +32,8 @@ async def render_chat(renderer: Renderer, chat: ChatPrompt, max_chars: int) -> t
             max_chars=max_chars,
         )
     except InvalidField as error:
-        path = surrogate_path(dict(chat.texts())) if error.code is None else None
+        paths = (surrogate_path({name: value}) for name, value in chat.texts())
+        path = next(filter(None, paths), None) if error.code is None else None
         if path is None:
             raise
         raise InvalidField(path, f"{path} contains a lone surrogate.") from None

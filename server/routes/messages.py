@@ -1,11 +1,12 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`, in Anthropic's format."""
 
 from fastapi import APIRouter
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from server.anthropic.message_builder import MessageBuilder
 from server.anthropic.prepare import count_tokens, prepare_message
 from server.contract.answers import GENERATION_HEADERS, KEY_LIMIT_ERRORS, LIMIT_ERRORS, answers
+from server.http.headers import IGNORED_FIELDS
 from server.openai.respond import GenerationResponse
 from server.schema.anthropic import CountTokensRequest, MessagesRequest
 from server.schema.anthropic_answers import Message, MessageEvent, TokenCount
@@ -31,8 +32,14 @@ async def create_message(body: MessagesRequest, runtime: ReadyRuntime) -> Respon
 
 @router.post(
     "/v1/messages/count_tokens",
-    responses=answers(errors={404: "model_not_found", **KEY_LIMIT_ERRORS}),
+    response_model=None,
+    responses=answers(
+        TokenCount,
+        headers=(IGNORED_FIELDS,),
+        errors={404: "model_not_found", **KEY_LIMIT_ERRORS},
+    ),
 )
-async def count_message_tokens(body: CountTokensRequest, runtime: ReadyRuntime) -> TokenCount:
+async def count_message_tokens(body: CountTokensRequest, runtime: ReadyRuntime) -> Response:
     """The tokens of a conversation."""
-    return TokenCount(input_tokens=await count_tokens(runtime, body))
+    count, checked = await count_tokens(runtime, body)
+    return JSONResponse({"input_tokens": count}, headers=checked.headers())

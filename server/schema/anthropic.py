@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from engine_adapter.seam.types import StructuredOutput
-from server.schema.base import Body, Strict, UnicodeText, refused
+from server.schema.base import Body, Bounded, Strict, UnicodeText, refused
 from server.schema.bounds import MAX_PARTS
 from server.schema.chat import ReasoningEffort
 from server.schema.generation_body import MAX_INT, GenerationBody, Stop
@@ -98,7 +98,7 @@ Content = Annotated[
 class MessageParam(Strict):
     """A message of the conversation. The answer continues a last one of the assistant."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Content
 
 
@@ -120,8 +120,10 @@ System = Annotated[
 """What the model is told before the conversation."""
 
 
-class ClientTool(_Block):
-    """A tool that the client runs; `input_schema` is a JSON schema."""
+class ClientTool(Bounded):
+    """A tool that the client runs; `input_schema` is a JSON schema. Other fields are ignored."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     type: Literal["custom"] | None = None
     name: Name
@@ -130,7 +132,7 @@ class ClientTool(_Block):
     strict: bool | None = None
 
 
-class ServerTool(BaseModel):
+class ServerTool(Bounded):
     """A tool of a type that Anthropic defines. It is left out, and named in a header."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -164,7 +166,7 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether the model reasons first; `budget_tokens` is ignored."""
+    """Whether the model reasons first, and shows it; `budget_tokens` is ignored."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_INT)
@@ -185,7 +187,7 @@ class OutputConfig(Strict):
     format: JsonOutput | None = None
 
 
-class RequestMetadata(BaseModel):
+class RequestMetadata(Bounded):
     """Who asks; without an effect."""
 
     model_config = ConfigDict(extra="allow", strict=True)

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from engine_adapter.seam.text import short_repr
 from server.schema.bounds import MAX_INPUT_ITEMS, MAX_PARTS
 from server.schema.identifiers import Id, ItemId
+from server.schema.tools import Name
 
 ITEM_TYPES = (
     "message",
@@ -129,7 +130,7 @@ class FunctionCallItem(_Part):
     type: Literal["function_call"]
     call_id: Id = Field(min_length=1)
     name: str = Field(min_length=1)
-    namespace: str | None = None
+    namespace: Name | None = None
     arguments: str
     id: ItemId | None = None
     status: Status | None = None
@@ -151,7 +152,7 @@ class CustomCallItem(_Part):
     type: Literal["custom_tool_call"]
     call_id: Id = Field(min_length=1)
     name: str = Field(min_length=1)
-    namespace: str | None = None
+    namespace: Name | None = None
     input: str
     id: ItemId | None = None
     status: Status | None = None

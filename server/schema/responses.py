@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
-from server.schema.base import Strict, UnicodeText, refused, unsupported
+from server.schema.base import Bounded, Strict, UnicodeText, refused, unsupported
 from server.schema.chat import ReasoningEffort, TemplateVariables
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.identifiers import CacheKey, Id, Metadata, SafetyIdentifier, User
@@ -52,6 +52,7 @@ HostedKind = Literal[
     "shell",
     "apply_patch",
     "tool_search",
+    "programmatic_tool_calling",
 ]
 """The types of tools that OpenAI's servers run, or that their models are trained on."""
 
@@ -128,9 +129,12 @@ class FunctionTool(Function):
     """A function that the model may call; the fields of a chat's, without that object."""
 
     type: Literal["function"]
+    defer_loading: Annotated[None, refused(False)] = None
+    allowed_callers: Annotated[None, refused([], ["direct"])] = None
+    output_schema: Annotated[None, refused()] = None
 
 
-class CustomFormat(BaseModel):
+class CustomFormat(Bounded):
     """What the input of a custom tool is like; a `grammar` is not enforced."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -145,6 +149,13 @@ class CustomTool(Strict):
     name: Name
     description: UnicodeText | None = None
     format: CustomFormat | None = None
+    defer_loading: Annotated[None, refused(False)] = None
+    allowed_callers: Annotated[None, refused([], ["direct"])] = None
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar describes its input."""
+        return self.format is not None and self.format.type == "grammar"
 
 
 CallableTool = Annotated[
@@ -163,7 +174,7 @@ class NamespaceTool(Strict):
     tools: Annotated[list[CallableTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-class HostedTool(BaseModel):
+class HostedTool(Bounded):
     """A tool that OpenAI's servers would run. It is left out, and named in a header."""
 
     model_config = ConfigDict(extra="allow", strict=True)

@@ -13,7 +13,7 @@ from server.control.switching.selection import resolve
 MAX_HEADERS = 16
 
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")
-_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 _RANGES: Mapping[str, tuple[float, float]] = {
     "prompt_tokens": (0, 2**31 - 1),
     "temperature": (0, 2),

@@ -119,22 +119,24 @@ def _flattened(
         yield _callable(tool, None, path)
         return
     for number, inner in enumerate(tool.tools):
-        yield _callable(inner, tool.name, f"{path}.tools.{number}")
+        yield _callable(inner, tool, f"{path}.tools.{number}")
 
 
-def _callable(tool: FunctionTool | CustomTool, namespace: str | None, path: str) -> CallableTool:
-    name = tool.name if namespace is None else flat_name(namespace, tool.name)
+def _callable(
+    tool: FunctionTool | CustomTool, space: NamespaceTool | None, path: str
+) -> CallableTool:
+    namespace, name, description = None, tool.name, tool.description
+    if space is not None:
+        namespace, name = space.name, flat_name(space.name, name)
+        # The model sees no namespace, so each of its tools has what is said of it.
+        description = "\n".join(text for text in (space.description, description) if text) or None
+    is_custom = isinstance(tool, CustomTool)
     # Not validated again: with its namespace a name may be longer than OpenAI allows.
-    if isinstance(tool, CustomTool):
-        has_grammar = tool.format is not None and tool.format.type == "grammar"
-        function = Function.model_construct(
-            name=name, description=tool.description, parameters=_FREE_TEXT
-        )
-        return CallableTool(tool.name, namespace, True, has_grammar, path, function)
     function = Function.model_construct(
         name=name,
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
+        description=description,
+        parameters=_FREE_TEXT if isinstance(tool, CustomTool) else tool.parameters,
+        strict=None if isinstance(tool, CustomTool) else tool.strict,
     )
-    return CallableTool(tool.name, namespace, False, False, path, function)
+    has_grammar = isinstance(tool, CustomTool) and tool.has_grammar
+    return CallableTool(tool.name, namespace, is_custom, has_grammar, path, function)

@@ -8,6 +8,7 @@ from typing import Any
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import SamplingOptions
 from server.errors import InvalidField
+from server.openai.body_checks import check_not_of_chats
 from server.openai.chat import prepare_input
 from server.openai.chat_input import ChatInput
 from server.openai.chat_shape import ChatShape
@@ -16,7 +17,6 @@ from server.openai.responses.callable_tools import CallableTool, callable_tools
 from server.openai.responses.conversation import Source, Turn, beginnings, turns
 from server.openai.responses.input_items import Item, input_items
 from server.openai.responses.response_input import (
-    check_own_fields,
     check_text,
     response_input,
     with_messages,
@@ -60,7 +60,7 @@ async def prepare_response(
     runtime: Runtime, body: ResponsesRequest, owner: str
 ) -> PreparedResponse:
     """Checks and renders a response. Raises `ApiError`, in the terms of the response's fields."""
-    check_own_fields(body)
+    check_not_of_chats(body, "/v1/responses")
     stored = _is_stored(runtime.responses, body)
     history = earlier_items(runtime.responses, body, owner)
     items = input_items(body.input)

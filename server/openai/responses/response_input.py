@@ -15,7 +15,6 @@ from server.openai.field_names import FieldNames
 from server.openai.function_tools import FunctionTools, checked_tools
 from server.openai.responses.callable_tools import CallableTools
 from server.openai.responses.conversation import Turn
-from server.schema.chat import ChatCompletionRequest
 from server.schema.json_values import surrogate_path
 from server.schema.messages import checked_messages
 from server.schema.responses import AllowedTools, ChosenFunction, ResponsesRequest
@@ -81,18 +80,14 @@ def with_messages(
     return replace(chat, prompt=replace(chat.prompt, messages=checked, message_names=names))
 
 
-def check_own_fields(body: ResponsesRequest) -> None:
-    """Raises `InvalidField` for a field that a chat has and a response does not."""
-    for name, value in (body.model_extra or {}).items():
-        if name in ChatCompletionRequest.model_fields and value is not None:
-            message = f"{name} is a field of /v1/chat/completions; /v1/responses does not have it."
-            raise InvalidField(name, message, "unsupported_parameter")
-
-
 def check_text(body: ResponsesRequest) -> None:
-    """Raises `InvalidField` for a lone surrogate in what the response or the store repeats."""
+    """Raises `InvalidField` for what the response or the store could not repeat."""
     repeated = body.model_dump(include=_REPEATED)
-    if not is_unicode(json.dumps(repeated, ensure_ascii=False)):
+    try:
+        text = json.dumps(repeated, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise InvalidField("tools", "tools: a number is not finite.") from None
+    if not is_unicode(text):
         path = surrogate_path(repeated)
         raise InvalidField(path, f"{path} contains a lone surrogate.")
 

@@ -80,7 +80,7 @@ def test_a_text_that_ends_early_is_incomplete(end: int) -> None:
     assert [call.name for call in calls] == list(NAMES[: len(calls)])
 
 
-@pytest.mark.parametrize("text", ["no json" * 50, '[{"parameters":{' + "x" * 200, "[[" * 100])
+@pytest.mark.parametrize("text", ["no json" * 50, '[{"parameters":{' + "x" * 300, "[[" * 200])
 def test_another_format_is_an_error(text: str) -> None:
     with pytest.raises(EngineError):
         read(CallArray(), text)

@@ -19,6 +19,9 @@ TOOLS: list[dict[str, Any]] = [
 ANSWERS = {
     "one call": "Well. " + call_text("get_weather", city="Bonn"),
     "think first": "<think>I look.</think>It is so.",
+    "infinity": '<tool_call>{"name": "now", "arguments": {"a": 1e999}}</tool_call>',
+    "half a pair": '<tool_call>{"name": "now", "arguments": {"a": "\\ud83d", "b": 2}}</tool_call>',
+    "a list": '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
 }
 
 
@@ -46,13 +49,13 @@ async def ask(gateway: Gateway, body: dict[str, Any], status: int = 200) -> dict
 
 def events(text: str) -> list[dict[str, Any]]:
     """The data of a stream's events, whose names are their types."""
-    found = []
+    stream = []
     for block in text.strip().split("\n\n"):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        found.append(event)
-    return found
+        stream.append(event)
+    return stream
 
 
 def rebuilt(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -132,6 +135,30 @@ async def test_a_call_is_a_block_and_ends_the_turn(choosing: Gateway) -> None:
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("infinity", {"arguments": '{"a": Infinity}'}),
+        ("half a pair", {"a": "\ud83d", "b": 2}),
+        ("a list", {"arguments": "[1]"}),
+    ],
+)
+async def test_odd_arguments_of_a_call_are_not_lost(
+    choosing: Gateway, text: str, arguments: dict[str, Any]
+) -> None:
+    answer = await ask(choosing, message(text, tools=TOOLS))
+    assert answer["content"][-1]["input"] == arguments
+    stream = (await choosing.post(PATH, message(text, tools=TOOLS, stream=True))).text
+    assert events(stream)[-1]["type"] == "message_stop"
+
+
+async def test_a_stop_sequence_that_cuts_a_forced_call_is_told(gateway: Gateway) -> None:
+    choice = {"type": "tool", "name": "get_weather"}
+    body = message("a", tools=TOOLS, tool_choice=choice, stop_sequences=[":"])
+    answer = await ask(gateway, body)
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", ":")
+
+
 async def test_a_choice_of_a_tool_forces_a_call(gateway: Gateway) -> None:
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         answer = await ask(gateway, message("a", tools=TOOLS[:1], tool_choice=choice))
@@ -164,6 +191,7 @@ async def test_the_conversation_is_rendered_as_a_chat(
     monkeypatch.setattr(choosing.runtime.renderer, "encode_chat", recorded)
     text = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [text], "is_error": True}
+    call = {"type": "tool_use", "id": "c1", "name": "now", "input": {}}
     conversation = [
         {"role": "user", "content": [text, text]},
         {
@@ -175,18 +203,23 @@ async def test_the_conversation_is_rendered_as_a_chat(
             ],
         },
         {"role": "user", "content": [result, {"type": "text", "text": "b"}]},
+        {"role": "system", "content": "Be kind."},
+        {"role": "assistant", "content": [call, text]},
+        {"role": "user", "content": [result]},
         {"role": "assistant", "content": "The answer"},
     ]
     body = {"max_tokens": 5, "messages": conversation, "system": [text], "tools": TOOLS}
     await ask(choosing, body | {"thinking": {"type": "enabled", "budget_tokens": 1024}})
     ((messages, fields),) = rendered
-    system, user, answer, tool, more, prefix = messages
+    system, user, answer, tool, more, told, called, said, _, prefix = messages
     assert (system["role"], system["content"]) == ("system", "a")
     assert user["content"] == "a\na"
     assert answer["reasoning_content"] == "hm"
     assert answer["tool_calls"][0]["function"] == {"name": "now", "arguments": {"b": [1]}}
     assert (tool["role"], tool["tool_call_id"], tool["content"]) == ("tool", "c1", "Error: a")
     assert (more["role"], more["content"]) == ("user", "b")
+    assert (told["role"], told["content"]) == ("system", "Be kind.")
+    assert (called["content"], said["content"]) == (None, "a")
     assert prefix["content"] == "The answer"
     assert fields["continue_final_message"]
     assert not fields["add_generation_prompt"]
@@ -195,8 +228,9 @@ async def test_the_conversation_is_rendered_as_a_chat(
 
 
 async def test_thinking_can_be_left_out(choosing: Gateway) -> None:
-    answer = await ask(choosing, message("think first", thinking={"type": "disabled"}))
-    assert [block["type"] for block in answer["content"]] == ["text"]
+    for thinking in ({"type": "disabled"}, {"type": "adaptive", "display": "omitted"}):
+        answer = await ask(choosing, message("think first", thinking=thinking))
+        assert [block["type"] for block in answer["content"]] == ["text"]
 
 
 async def test_a_format_holds_the_text_to_its_schema(gateway: Gateway) -> None:
@@ -206,7 +240,11 @@ async def test_a_format_holds_the_text_to_its_schema(gateway: Gateway) -> None:
 
 
 async def test_what_is_ignored_is_named(gateway: Gateway) -> None:
-    tools = [*TOOLS, {"type": "web_search_20250305", "name": "web_search", "max_uses": 1}]
+    tools = [
+        TOOLS[0] | {"cache_control": {"type": "ephemeral"}},
+        TOOLS[1] | {"input_examples": [{}]},
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 1},
+    ]
     body = message(
         "a",
         tools=tools,
@@ -217,7 +255,15 @@ async def test_what_is_ignored_is_named(gateway: Gateway) -> None:
     )
     response = await gateway.post(PATH, body)
     names = response.headers[IGNORED_FIELDS].split(", ")
-    assert sorted(names) == ["thinking.budget_tokens", "tools.2", "unheard_of"]
+    assert sorted(names) == [
+        "thinking.budget_tokens",
+        "tools.1.input_examples",
+        "tools.2",
+        "unheard_of",
+    ]
+    counted = {name: body[name] for name in ("messages", "tools")}
+    response = await gateway.post(f"{PATH}/count_tokens", counted)
+    assert response.headers[IGNORED_FIELDS] == "tools.1.input_examples, tools.2"
 
 
 async def test_the_proposer_is_chosen_as_in_a_chat(gateway: Gateway) -> None:
@@ -249,7 +295,12 @@ RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]}
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [{"role": "system", "content": [RESULT]}]}, "messages.0.content.0.content.0"),
+        ({"logprobs": True}, "logprobs"),
+        ({"stop": ["a"]}, "stop"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools.0.input_schema"),
+        ({"system": "\ud800"}, "system.content"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages.0.content.0.content.0"),
         (

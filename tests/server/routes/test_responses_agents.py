@@ -166,6 +166,22 @@ async def test_the_conversation_continues_with_the_calls(
     assert listed["data"][0]["type"] == "message"
 
 
+async def test_long_names_of_namespaces_are_read_in_forced_calls(gateway: Gateway) -> None:
+    inner = [{"type": "function", "name": "b" * 64}]
+    space = {"type": "namespace", "name": "a" * 64, "tools": inner}
+    body = {"input": "a", "tools": [space], "tool_choice": "required", "max_output_tokens": 200}
+    (item,) = (await gateway.post(PATH, body)).json()["output"][:1]
+    assert (item["name"], item["namespace"]) == ("b" * 64, "a" * 64)
+
+
+async def test_numbers_that_json_lacks_are_refused(gateway: Gateway) -> None:
+    content = '{"input": "a", "tools": [{"type": "mcp", "x": NaN}]}'
+    response = await gateway.client.post(
+        PATH, content=content, headers={"content-type": "application/json"}
+    )
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+
+
 async def test_names_that_are_equal_once_flattened_are_refused(agents: Gateway) -> None:
     tools = [{"type": "function", "name": "agents__spawn"}, TOOLS[1]]
     error = (await agents.post(PATH, {"input": "a", "tools": tools})).json()["error"]

@@ -8,10 +8,11 @@ import pytest
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from server.errors import InvalidField
+from server.openai.body_checks import check_not_of_chats
 from server.openai.chat_input import ChatInput
 from server.openai.responses.callable_tools import callable_tools
 from server.openai.responses.conversation import Turn
-from server.openai.responses.response_input import check_own_fields, response_input, with_messages
+from server.openai.responses.response_input import response_input, with_messages
 from server.schema.base import IGNORED, REFUSED, WITHOUT_EFFECT
 from server.schema.chat import ChatCompletionRequest
 from server.schema.responses import ResponsesRequest
@@ -47,7 +48,7 @@ def test_every_field_that_only_a_chat_has_is_refused() -> None:
     for name in only_chats:
         body = ResponsesRequest.model_validate({"input": "a", name: 1})
         with pytest.raises(InvalidField) as refused:
-            check_own_fields(body)
+            check_not_of_chats(body, "/v1/responses")
         assert refused.value.param == name
 
 
