@@ -103,12 +103,12 @@ def _messages(
         if message.role == "assistant":
             parts = _answers(blocks, name)
         else:
-            parts = _told_messages(message.role, blocks, name)
+            parts = _input_messages(message.role, blocks, name)
         for part in parts:
             yield name, part
 
 
-def _told_messages(
+def _input_messages(
     role: str, blocks: Sequence[schema.Block], name: str
 ) -> Iterator[dict[str, object]]:
     """Results of tools are messages of their own; the texts between them are one each."""

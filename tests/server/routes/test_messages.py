@@ -211,15 +211,15 @@ async def test_the_conversation_is_rendered_as_a_chat(
     body = {"max_tokens": 5, "messages": conversation, "system": [text], "tools": TOOLS}
     await ask(choosing, body | {"thinking": {"type": "enabled", "budget_tokens": 1024}})
     ((messages, fields),) = rendered
-    system, user, answer, tool, more, told, called, said, _, prefix = messages
+    system, user, answer, tool, more, rule, call_only, text_after, _, prefix = messages
     assert (system["role"], system["content"]) == ("system", "a")
     assert user["content"] == "a\na"
     assert answer["reasoning_content"] == "hm"
     assert answer["tool_calls"][0]["function"] == {"name": "now", "arguments": {"b": [1]}}
     assert (tool["role"], tool["tool_call_id"], tool["content"]) == ("tool", "c1", "Error: a")
     assert (more["role"], more["content"]) == ("user", "b")
-    assert (told["role"], told["content"]) == ("system", "Be kind.")
-    assert (called["content"], said["content"]) == (None, "a")
+    assert (rule["role"], rule["content"]) == ("system", "Be kind.")
+    assert (call_only["content"], text_after["content"]) == (None, "a")
     assert prefix["content"] == "The answer"
     assert fields["continue_final_message"]
     assert not fields["add_generation_prompt"]
