@@ -75,7 +75,10 @@ class Lifetime:
                 self._next = loop.call_later(self._restart_s, self._restart)
             failure = self.failure
             assert failure is not None
-            after_s = failure.retry_after_s
+            # What the failure announces shrinks with the clock; the line has the whole delay.
+            after_s = (
+                failure.retry_after_s if retry_after_s is not None else self._restart_s or None
+            )
             given_up = "given up: fake_restart_s is 0; restart the server"
             consequence = given_up if after_s is None else f"replaced in {after_s:.3g} s"
             log.error("engine_died", cause=f"the fake engine: {reason}", then=consequence)

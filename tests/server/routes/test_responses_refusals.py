@@ -96,7 +96,7 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ),
     *(
         ({"tools": [{"type": kind}]}, "tools.0", UNSUPPORTED)
-        for kind in ("", "web", "programmatic_tool_calling", "a" * 300)
+        for kind in ("", "web", "browser", "a" * 300)
     ),
     ({"tools": [{"type": "function"}]}, "tools.0.name", "missing_required_parameter"),
     ({"tools": 5}, "tools", None),
