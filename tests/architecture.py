@@ -39,7 +39,9 @@ ROUTES_MAY_IMPORT = (
     "server.http.event_stream",
     "server.http.exchange",
     "engine_adapter.policies.parameters",
-    "engine_adapter.seam",
+    "engine_adapter.seam.errors",
+    "engine_adapter.seam.interface",
+    "engine_adapter.seam.types",
 )
 SCHEMA_MAY_IMPORT = (
     "server.control.records",

@@ -22,7 +22,7 @@ BARE_NAMES = frozenset(
         *("both", "every", "many", "mine", "one", "others", "own", "rest", "same", "some"),
     }
 )
-"""Words that are no name: a participle, a pronoun or a preposition tells neither type nor role."""
+"""Words that do not name a value: a participle or preposition has neither type nor role."""
 
 FORCED_NAMES: frozenset[str] = frozenset()
 """Names of arguments that an overridden method of vLLM's forces on ours: `module.name`."""

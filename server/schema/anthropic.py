@@ -41,7 +41,7 @@ class ToolUseBlock(_Block):
     input: dict[str, Any]
 
 
-ResultContent = Annotated[
+TextContent = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[
         list[Annotated[TextBlock, known_type("block", ("text",), None)]],
@@ -51,7 +51,7 @@ ResultContent = Annotated[
     Discriminator(form),
     TEXT_OR_LIST,
 ]
-"""What a tool returned."""
+"""A text, or blocks of text."""
 
 
 class ToolResultBlock(_Block):
@@ -59,7 +59,7 @@ class ToolResultBlock(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: Id = Field(min_length=1)
-    content: ResultContent | None = None
+    content: TextContent | None = None
     is_error: bool | None = None
 
 
@@ -107,16 +107,7 @@ Conversation = Annotated[
 ]
 """At least one message."""
 
-System = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[
-        list[Annotated[TextBlock, known_type("block", ("text",), None)]],
-        Field(max_length=MAX_PARTS, fail_fast=True),
-        Tag("list"),
-    ],
-    Discriminator(form),
-    TEXT_OR_LIST,
-]
+System = TextContent
 """What the model is told before the conversation."""
 
 

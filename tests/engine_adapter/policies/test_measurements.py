@@ -24,9 +24,9 @@ def observed(traits: ProposerTraits, *, gated: bool, steps: int = 4000) -> Forec
     Counts decay, so this is the mean over many moments.
     """
     random = np.random.default_rng(7)
-    known = Measurements((traits,), K)
+    measured = Measurements((traits,), K)
     view = RowView("r", SpecMethod("goodput", K), 100, 50)
-    known.admit("r", RequestClass.GREEDY)
+    measured.admit("r", RequestClass.GREEDY)
     forecasts = []
     for step in range(steps):
         asked = 1 + step % K
@@ -34,9 +34,9 @@ def observed(traits: ProposerTraits, *, gated: bool, steps: int = 4000) -> Forec
         hits = random.random(asked) < np.where(sure, ACCEPTED, REFUSED)
         found = int(np.logical_and.accumulate(sure).sum()) if gated else asked
         accepted = int(np.logical_and.accumulate(hits[:found]).sum())
-        known.observe_drafts([DraftOutcome("r", "model", asked, found, found, accepted)])
+        measured.observe_drafts([DraftOutcome("r", "model", asked, found, found, accepted)])
         if step > 200 and not step % 40:
-            forecasts.append(known.forecast([view], [0]))
+            forecasts.append(measured.forecast([view], [0]))
     means = {
         name: np.mean([getattr(one, name) for one in forecasts], axis=0)
         for name in ("p_length", "p_accepted", "p_reached")
@@ -80,19 +80,19 @@ def test_a_draft_that_something_else_cut_did_not_end_by_itself() -> None:
 
 
 def test_a_rejected_draft_says_nothing_of_where_it_ended() -> None:
-    known = Measurements((GATED,), K)
-    known.admit("r", RequestClass.GREEDY)
+    measured = Measurements((GATED,), K)
+    measured.admit("r", RequestClass.GREEDY)
     for _ in range(200):
-        known.observe_drafts([DraftOutcome("r", "model", K, 2, 2, 1)])
+        measured.observe_drafts([DraftOutcome("r", "model", K, 2, 2, 1)])
     view = RowView("r", SpecMethod("goodput", K), 100, 50)
-    assert (known.forecast([view], [0]).p_reached == 1.0).all()
+    assert (measured.forecast([view], [0]).p_reached == 1.0).all()
 
 
 def test_what_was_learned_of_early_ends_survives_a_restart() -> None:
     before, after = Measurements((GATED,), K), Measurements((GATED,), K)
     view = RowView("r", SpecMethod("goodput", K), 100, 50)
-    for known in (before, after):
-        known.admit("r", RequestClass.GREEDY)
+    for measured in (before, after):
+        measured.admit("r", RequestClass.GREEDY)
     for _ in range(200):
         before.observe_drafts([DraftOutcome("r", "model", K, 2, 2, 2)])
     after.restore(before.snapshot())
@@ -102,9 +102,9 @@ def test_what_was_learned_of_early_ends_survives_a_restart() -> None:
 
 
 def test_a_lookup_in_the_place_of_a_cascade_with_a_model_has_no_catch_up() -> None:
-    known = Measurements((ProposerTraits("mix", K, keeps_kv=True),), K)
-    known.remove_proposer("mix")
-    known.add_proposer(ProposerTraits("mix", K, lookup=True))
-    known.admit("r", RequestClass.GREEDY)
-    known.requests.note_lengths([RowView("r", SpecMethod("mix", K), 100, 1000)])
-    assert known.mark_read([("r", SpecMethod("mix", K))]).tolist() == [0]
+    measured = Measurements((ProposerTraits("mix", K, keeps_kv=True),), K)
+    measured.remove_proposer("mix")
+    measured.add_proposer(ProposerTraits("mix", K, lookup=True))
+    measured.admit("r", RequestClass.GREEDY)
+    measured.requests.note_lengths([RowView("r", SpecMethod("mix", K), 100, 1000)])
+    assert measured.mark_read([("r", SpecMethod("mix", K))]).tolist() == [0]
