@@ -143,6 +143,12 @@ DEFECTS = {
         "test_lora.py::"
         "test_echoed_log_probabilities_beside_other_requests_are_those_of_the_own_adapter",
     ),
+    "prompt_logprobs": Defect(
+        "the log probabilities of a prompt are decoded in one piece, on the event loop",
+        ("vllm.v1.engine.logprobs:LogprobsProcessor._update_prompt_logprobs",),
+        "patches/prompt_logprobs.py:patch_prompt_logprobs",
+        "patches/test_prompt_logprobs.py::test_the_pieces_are_what_vllm_decodes_at_once",
+    ),
     "token_texts": Defect(
         "every alternative of a log probability is decoded alone, on the event loop",
         ("vllm.v1.engine.logprobs:LogprobsProcessor",),

@@ -217,6 +217,8 @@ PATCHES = {
     "ReasoningParserManager and ToolParserManager",
     "log_filters.silence_rejected_tokens": "the loggers of Scheduler and StructuredOutputManager",
     "lora_cpu.patch_lora_masking": "bgmv_expand, bgmv_expand_slice of lora_ops and punica_cpu",
+    "prompt_logprobs.patch_prompt_logprobs": "LogprobsProcessor._update_prompt_logprobs of "
+    "engine_logprobs",
     "token_texts.patch_token_texts": "convert_ids_list_to_tokens of engine_logprobs",
     "recurrent_layers.patch_recurrent_layers": "causal_conv1d_update and selective_state_update of "
     "mamba_mixer2, causal_conv1d_update and ShortConv.forward_native of short_conv, "

@@ -40,6 +40,7 @@ from engine_adapter.vllm_engine.gateway.supervisor import Supervisor
 from engine_adapter.vllm_engine.gateway.translation import (
     ConstraintFailed,
     lora_request,
+    read_prompt_logprobs,
     sampling_params,
     to_delta,
     to_failed_constraint,
@@ -81,6 +82,7 @@ class VllmEngine:
         self._policies = PolicySettings(config.policies, config.primary)
         self._parsers = VllmParsers(config)
         self._checker: ConstraintChecker | None = None
+        self._turn = asyncio.Lock()
 
     @property
     def info(self) -> EngineInfo:
@@ -183,7 +185,7 @@ class VllmEngine:
             started = False
             try:
                 async for output in outputs:
-                    delta = to_delta(output)
+                    delta = to_delta(output, await read_prompt_logprobs(output, self._turn))
                     started = True
                     yield delta
             except (Exception, asyncio.CancelledError) as error:

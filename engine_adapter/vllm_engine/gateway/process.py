@@ -24,6 +24,7 @@ from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
 from engine_adapter.vllm_engine.patches.admission import patch_admission, patch_constraint_check
 from engine_adapter.vllm_engine.patches.log_filters import silence_engine_death
+from engine_adapter.vllm_engine.patches.prompt_logprobs import patch_prompt_logprobs
 from engine_adapter.vllm_engine.patches.token_texts import patch_token_texts
 
 _EXIT_TIMEOUT_S = 5.0
@@ -152,6 +153,7 @@ class EngineProcess:
                 )
                 patch_admission(self._llm)
                 patch_token_texts()
+                patch_prompt_logprobs()
                 self.vocabulary = Vocabulary.from_tokenizer(
                     vllm_config, self._llm.input_processor.tokenizer
                 )

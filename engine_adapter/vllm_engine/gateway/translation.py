@@ -1,5 +1,6 @@
 """Translates a request into vLLM's types, and vLLM's outputs and refusals into the seam's."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -141,8 +142,36 @@ def to_failed_constraint(error: ConstraintFailed, request: GenerationRequest) ->
     return InvalidRequest(param, f"{param}: {truncate(str(error))}", CONSTRAINT_TOO_COMPLEX)
 
 
-def to_delta(output: Any) -> Delta:
-    """One `RequestOutput` of kind DELTA.
+async def read_prompt_logprobs(
+    output: Any, turn: asyncio.Lock
+) -> tuple[TokenLogprob | None, ...] | None:
+    """The log probabilities of a prompt, which a request's first `RequestOutput` has.
+
+    They are decoded in pieces, with others' work between them.
+
+    Args:
+        turn: of all requests of an engine; the requests that read at the same time take turns.
+    """
+    undecoded = output.prompt_logprobs
+    if not undecoded:  # later outputs have an empty list
+        return None
+    entries: list[TokenLogprob | None] = []
+    pieces = undecoded.pieces()
+    while True:
+        async with turn:
+            piece = next(pieces, None)
+            if piece is None:
+                return tuple(entries)
+            token_ids = output.prompt_token_ids[len(entries) : len(entries) + len(piece)]
+            entries += [
+                None if position is None else _token_logprob(token_id, position)
+                for token_id, position in zip(token_ids, piece, strict=True)
+            ]
+            await asyncio.sleep(0)
+
+
+def to_delta(output: Any, prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None) -> Delta:
+    """One `RequestOutput` of kind DELTA, with what `read_prompt_logprobs` has read of it.
 
     Raises:
         EngineDead: vLLM ended the request because it is stopping.
@@ -155,7 +184,7 @@ def to_delta(output: Any) -> Delta:
         text=choice.text,
         token_ids=tuple(choice.token_ids),
         logprobs=_logprobs(choice),
-        prompt_logprobs=_prompt_logprobs(output),
+        prompt_logprobs=prompt_logprobs,
         finish_reason=_finish_reason(choice.finish_reason, output.kv_transfer_params),
         stop_reason=choice.stop_reason,
         num_cached_tokens=output.num_cached_tokens or 0,
@@ -184,15 +213,6 @@ def _logprobs(choice: Any) -> tuple[TokenLogprob, ...] | None:
     return tuple(
         _token_logprob(token_id, position)
         for token_id, position in zip(choice.token_ids, choice.logprobs, strict=True)
-    )
-
-
-def _prompt_logprobs(output: Any) -> tuple[TokenLogprob | None, ...] | None:
-    if not output.prompt_logprobs:  # later outputs have an empty list
-        return None
-    return tuple(
-        None if position is None else _token_logprob(token_id, position)
-        for token_id, position in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
     )
 
 

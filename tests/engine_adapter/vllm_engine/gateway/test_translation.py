@@ -1,5 +1,7 @@
 """The translation between the seam's types and vLLM's."""
 
+import asyncio
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from engine_adapter.seam.types import (
 from engine_adapter.vllm_engine.core.counting import RowState
 from engine_adapter.vllm_engine.gateway.translation import (
     ConstraintFailed,
+    read_prompt_logprobs,
     sampling_params,
     to_delta,
     to_invalid_request,
@@ -259,14 +262,45 @@ def test_each_new_token_has_its_log_probabilities() -> None:
     assert [entry.actual.logprob for entry in delta.logprobs] == [-0.1, -0.2]
 
 
+def undecoded(*pieces: list[Any]) -> Any:
+    return SimpleNamespace(pieces=lambda: iter(pieces))
+
+
 def test_the_prompts_first_token_has_no_log_probability() -> None:
     position = {2: logprob(3, -2.0), 4: logprob(1, -0.1)}
-    delta = to_delta(output(prompt_logprobs=[None, position]))
+    first_output = output(prompt_logprobs=undecoded([None], [position]))
+    entries = asyncio.run(read_prompt_logprobs(first_output, asyncio.Lock()))
+    delta = to_delta(first_output, entries)
     assert delta.prompt_logprobs is not None
     first, second = delta.prompt_logprobs
     assert first is None
     assert second is not None
     assert (second.actual.token_id, [top.token_id for top in second.top]) == (2, [4, 2])
+
+
+def test_an_output_without_log_probabilities_of_its_prompt_has_none() -> None:
+    assert asyncio.run(read_prompt_logprobs(output(prompt_logprobs=[]), asyncio.Lock())) is None
+
+
+def test_requests_take_turns_at_reading_their_prompts() -> None:
+    read: list[str] = []
+
+    def pieces(name: str, count: int) -> Iterator[list[Any]]:
+        for _ in range(count):
+            read.append(name)
+            yield [{1: logprob(1, -0.1)}]
+
+    def first_output(name: str, count: int) -> Any:
+        prompt = SimpleNamespace(pieces=lambda: pieces(name, count))
+        return output(prompt_token_ids=[1] * count, prompt_logprobs=prompt)
+
+    async def scenario() -> None:
+        turn = asyncio.Lock()
+        outputs = first_output("long", 5), first_output("short", 2)
+        await asyncio.gather(*(read_prompt_logprobs(output, turn) for output in outputs))
+
+    asyncio.run(scenario())
+    assert read == ["long", "short", "long", "short", "long", "long", "long"]
 
 
 def test_a_prompt_carries_its_salt_only_if_it_has_one() -> None:

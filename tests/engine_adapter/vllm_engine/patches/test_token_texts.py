@@ -8,6 +8,10 @@ import torch
 
 from demo import model_path
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.patches.prompt_logprobs import (
+    UndecodedPrompt,
+    patch_prompt_logprobs,
+)
 from engine_adapter.vllm_engine.patches.token_texts import TokenTexts, patch_token_texts
 
 pytestmark = pytest.mark.needs_vllm
@@ -24,7 +28,7 @@ def prompt_texts(tokenizer: Any, token_ids: torch.Tensor) -> list[list[str]]:
         num_prompt_logprobs=token_ids.shape[1] - 1,
     )
     logprobs = torch.zeros(token_ids.shape)
-    processor._update_prompt_logprobs((token_ids, logprobs, torch.ones(len(token_ids))))
+    UndecodedPrompt.decode(processor, (token_ids, logprobs, torch.ones(len(token_ids))))
     return [
         [position[token].decoded_token for token in row]
         for position, row in zip(processor.prompt_logprobs[1:], token_ids.tolist(), strict=True)
@@ -33,6 +37,7 @@ def prompt_texts(tokenizer: Any, token_ids: torch.Tensor) -> list[list[str]]:
 
 def test_vllms_texts_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = compat.get_tokenizer(str(model_path()))
+    patch_prompt_logprobs()
     # Every token as an alternative; some are parts of characters, whose text depends on those
     # before them.
     seeded = torch.Generator().manual_seed(0)
