@@ -39,7 +39,7 @@ def prompts_path() -> Path:
 
 
 def more_prompts_path() -> Path:
-    """The file with further prompts for long runs; see `demo.prompts.build_more_prompts`."""
+    """The file with further prompts for long runs; see `demo.training.prompt_building`."""
     return _FOLDER / "more-prompts.json"
 
 

@@ -57,6 +57,7 @@ WORKSHOP = (
     "benchmarks.plan",
     "benchmarks.simulation",
     "benchmarks.step",
+    "demo.training",
 )
 """What only developers run, from a checkout: pyproject.toml leaves it out of the wheel."""
 

@@ -307,7 +307,7 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
         },
         "server.a:1 starts Python without -P",
     ),
-    (source_style.vague_names, {"demo/utils.py": "", "demo/corpus.py": ""}, "demo.utils"),
+    (source_style.vague_names, {"demo/utils.py": "", "demo/training/corpus.py": ""}, "demo.utils"),
     *(
         (
             source_style.bare_names,

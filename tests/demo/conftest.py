@@ -8,8 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from demo import model_path
-from demo.corpus import Piece, load_pieces
 from demo.tokenizer import load_tokenizer
+from demo.training.corpus import Piece, load_pieces
 
 FUNCTION = '''
 def area_{i}(width, height=2):

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from demo import HEADS, MODELS, model_path
-from demo.architecture import SHAPES, llama_config
 from demo.prompts import load_prompts
 from demo.tokenizer import (
     ASSISTANT,
@@ -22,6 +21,7 @@ from demo.tokenizer import (
     VOCAB_SIZE,
     train_tokenizer,
 )
+from demo.training.architecture import SHAPES, llama_config
 
 MAX_BYTES = 24 * 2**20
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from demo import more_prompts_path
-from demo.corpus import Piece, is_held_out
-from demo.prompts import KINDS, Prompt, build_more_prompts, load_prompts, save_prompts
+from demo.prompts import KINDS, Prompt, load_prompts
 from demo.tokenizer import encode, render_chat
+from demo.training.corpus import Piece, is_held_out
+from demo.training.prompt_building import build_more_prompts, save_prompts
 
 
 def test_forty_prompts_of_each_kind() -> None:

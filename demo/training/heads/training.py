@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from demo.heads.eagle import DRAFT_VOCABULARY, Eagle, Eagle3
-from demo.heads.medusa import Medusa
-from demo.heads.mlp_speculator import MlpSpeculator
-from demo.heads.teacher import TeacherBatch, teacher_batch
-from demo.packing import Tokenized
-from demo.pretrain import ADAM_RATE, MUON_RATE, SEED
+from demo.training.heads.eagle import DRAFT_VOCABULARY, Eagle, Eagle3
+from demo.training.heads.medusa import Medusa
+from demo.training.heads.mlp_speculator import MlpSpeculator
+from demo.training.heads.teacher import TeacherBatch, teacher_batch
+from demo.training.packing import Tokenized
+from demo.training.pretrain import ADAM_RATE, MUON_RATE, SEED
 
 BATCH_TOKENS = 3072
 WARMUP_BATCHES = 30

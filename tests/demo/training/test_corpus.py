@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from demo.corpus import MAX_CHARS, Piece, is_held_out, load_pieces, source_files
+from demo.training.corpus import MAX_CHARS, Piece, is_held_out, load_pieces, source_files
 
 
 def test_pieces_are_the_same_each_time(library: Path, pieces: list[Piece]) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerFast
 
-from demo.corpus import Piece
-from demo.documents import can_quote, can_request, copy_chat, free_chat, quoting_chat
 from demo.tokenizer import BOS, EOS, Message, render_chat
+from demo.training.corpus import Piece
+from demo.training.documents import can_quote, can_request, copy_chat, free_chat, quoting_chat
 
 IGNORED = -100
 CHUNKS_PER_EPOCH = 8

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from demo.corpus import Piece
-from demo.documents import Chat, can_quote, can_request, free_chat, quoting_chat
 from demo.tokenizer import BOS, EOS, encode, render_chat
+from demo.training.corpus import Piece
+from demo.training.documents import Chat, can_quote, can_request, free_chat, quoting_chat
 
 MAX_TOKENS = 512
 BATCH = 16

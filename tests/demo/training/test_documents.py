@@ -7,9 +7,9 @@ import random
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from demo.corpus import Piece
-from demo.documents import can_quote, can_request, copy_chat, free_chat, quoting_chat
-from demo.packing import IGNORED, Stream, Tokenized, pack
+from demo.training.corpus import Piece
+from demo.training.documents import can_quote, can_request, copy_chat, free_chat, quoting_chat
+from demo.training.packing import IGNORED, Stream, Tokenized, pack
 
 
 def test_a_quoted_answer_is_in_the_prompt(pieces: list[Piece]) -> None:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from demo.packing import IGNORED, Rows, Stream, Tokenized, pack
-from demo.pretrain import ROW_TOKENS, SEED, new_model, optimizers, token_loss
+from demo.training.packing import IGNORED, Rows, Stream, Tokenized, pack
+from demo.training.pretrain import ROW_TOKENS, SEED, new_model, optimizers, token_loss
 
 DRAFTS = ("draft", "draft-small")
 STEP_TOKENS = 4096
@@ -87,7 +87,7 @@ def distil_drafts(
         target: the trained target.
         drafts: models by name, as `pretrain_drafts` returns them.
         stream: documents of the training split.
-        samples: the target's own chats, as `demo.answers.sample_chats` returns them.
+        samples: the target's own chats, as `demo.training.answers.sample_chats` returns them.
         tokens: total tokens, including padding.
     """
     steps = tokens // STEP_TOKENS

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from transformers import LlamaForCausalLM
 
-from demo.heads.teacher import teacher_batch
-from demo.heads.training import Head
-from demo.packing import Tokenized
+from demo.training.heads.teacher import teacher_batch
+from demo.training.heads.training import Head
+from demo.training.packing import Tokenized
 
 BATCH = 8
 

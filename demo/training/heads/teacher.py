@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
-from demo.packing import Tokenized
+from demo.training.packing import Tokenized
 
 # EAGLE-3's auxiliary hidden states are the inputs of these layers of the target.
 AUX_LAYERS = (2, 4, 5)

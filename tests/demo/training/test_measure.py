@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from demo.measure import Reply, aggregate, loaded_proposers, measure, table
 from demo.prompts import load_prompts
+from demo.training.measure import Reply, aggregate, loaded_proposers, measure, table
 
 
 def server(seen: list[dict[str, Any]]) -> httpx.Client:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from demo.heads.training import Head
+from demo.training.heads.training import Head
 
 
 def export_head(head: Head, folder: Path) -> None:

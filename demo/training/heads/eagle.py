@@ -22,8 +22,8 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from demo.architecture import SHAPES, Shape, llama_config
-from demo.heads.teacher import AUX_LAYERS, TeacherBatch
+from demo.training.architecture import SHAPES, Shape, llama_config
+from demo.training.heads.teacher import AUX_LAYERS, TeacherBatch
 
 STEPS = 4
 DRAFT_VOCABULARY = 1536

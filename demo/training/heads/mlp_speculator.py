@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo.heads.teacher import TeacherBatch
+from demo.training.heads.teacher import TeacherBatch
 
 N_PREDICT, INNER_DIM = 4, 384
 EPS = 1e-6

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo.heads.teacher import TeacherBatch
+from demo.training.heads.teacher import TeacherBatch
 
 NUM_HEADS, NUM_LAYERS = 4, 2
 

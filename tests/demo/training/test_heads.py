@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo import HEADS, model_path
-from demo.answers import Sampling, load_chats, sample_chats, save_chats
-from demo.corpus import Piece
-from demo.heads.acceptance import tokens_per_step
-from demo.heads.eagle import Eagle, Eagle3
-from demo.heads.export import export_head
-from demo.heads.teacher import AUX_LAYERS, TeacherBatch, teacher_batch
-from demo.heads.training import Head, chat_batches, frequent_tokens, new_head, train_heads
-from demo.packing import Tokenized
+from demo.training.answers import Sampling, load_chats, sample_chats, save_chats
+from demo.training.corpus import Piece
+from demo.training.heads.acceptance import tokens_per_step
+from demo.training.heads.eagle import Eagle, Eagle3
+from demo.training.heads.export import export_head
+from demo.training.heads.teacher import AUX_LAYERS, TeacherBatch, teacher_batch
+from demo.training.heads.training import Head, chat_batches, frequent_tokens, new_head, train_heads
+from demo.training.packing import Tokenized
 
 STEPS = 4
 

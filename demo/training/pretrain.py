@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from demo.architecture import llama_config
-from demo.packing import IGNORED, Rows, Stream
+from demo.training.architecture import llama_config
+from demo.training.packing import IGNORED, Rows, Stream
 
 SEED = 7
 ROW_TOKENS, LONG_ROW_TOKENS = 512, 1024

@@ -1,4 +1,4 @@
-"""`python -m demo.measure`: tokens per decode step of each proposer, on a running server.
+"""`python -m demo.training.measure`: tokens per decode step of each proposer, on a running server.
 
 Sends the 40 quoting and the 40 free chats of `demo/prompts.json`, one at a time, with each loaded
 proposer at each temperature, and prints the table in demo/README.md.
@@ -151,7 +151,7 @@ def table(rows: Iterable[TableRow]) -> Iterator[str]:
 
 def main(argv: list[str] | None = None) -> None:
     """Measures and prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m demo.measure", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo.training.measure", description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--api-key", default="", help="inference key")
     parser.add_argument(

@@ -11,8 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from demo.corpus import Piece
 from demo.tokenizer import Message
+from demo.training.corpus import Piece
 
 MAX_PASSAGES = 3
 QUOTE_CHARS = 700

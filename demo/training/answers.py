@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from demo.corpus import Piece
-from demo.documents import can_quote, can_request, free_chat, quoting_chat
-from demo.packing import Tokenized
-from demo.pretrain import SEED
 from demo.tokenizer import encode, render_chat
+from demo.training.corpus import Piece
+from demo.training.documents import can_quote, can_request, free_chat, quoting_chat
+from demo.training.packing import Tokenized
+from demo.training.pretrain import SEED
 
 BATCH, PROMPT_TOKENS = 64, 320
 

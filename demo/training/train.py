@@ -1,4 +1,4 @@
-"""`python -m demo.train`: the whole recipe, from the standard library's sources to the weights.
+"""`python -m demo.training.train`: the recipe, from the standard library's sources to the weights.
 
 Each stage uses the files of the earlier ones in `--out`: `tokenizer` (and the measured prompts),
 `target` (resumes from its last checkpoint), `drafts`, `heads`, `export`. `all` runs them in this
@@ -14,17 +14,24 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo import HEADS, MODELS
-from demo.answers import FOR_DRAFTS, FOR_HEADS, corpus_chats, load_chats, sample_chats, save_chats
-from demo.corpus import Piece, is_held_out, load_pieces
-from demo.distil import DRAFTS, distil_drafts, pretrain_drafts
-from demo.export import export_model
-from demo.heads.export import export_head
-from demo.heads.training import new_head, train_heads
-from demo.heldout import HeldOut
-from demo.packing import Stream
-from demo.pretrain import SEED, new_model, train_target
-from demo.prompts import build_more_prompts, build_prompts, save_prompts
 from demo.tokenizer import load_tokenizer, train_tokenizer
+from demo.training.answers import (
+    FOR_DRAFTS,
+    FOR_HEADS,
+    corpus_chats,
+    load_chats,
+    sample_chats,
+    save_chats,
+)
+from demo.training.corpus import Piece, is_held_out, load_pieces
+from demo.training.distil import DRAFTS, distil_drafts, pretrain_drafts
+from demo.training.export import export_model
+from demo.training.heads.export import export_head
+from demo.training.heads.training import new_head, train_heads
+from demo.training.heldout import HeldOut
+from demo.training.packing import Stream
+from demo.training.pretrain import SEED, new_model, train_target
+from demo.training.prompt_building import build_more_prompts, build_prompts, save_prompts
 
 STAGES = ("tokenizer", "target", "drafts", "heads", "export")
 TARGET_TOKENS = 8_500_000
@@ -74,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m demo.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo.training.train", description=__doc__)
     parser.add_argument("--stage", choices=(*STAGES, "all"), default="all")
     parser.add_argument("--out", type=Path, default=Path("demo-training"))
     parser.add_argument("--tokens", type=int, default=TARGET_TOKENS, help="of the target")
