@@ -46,7 +46,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
 """Class of `compat.NAMES` -> its methods that a subclass or a mixin of Specgate's overrides."""
 
 _SCHEDULER_ATTRIBUTES = (
-    *("requests", "get_request_counts", "scheduler_config", "max_model_len"),
+    *("requests", "running", "waiting", "get_request_counts", "scheduler_config", "max_model_len"),
     *("max_num_scheduled_tokens", "block_size", "max_num_running_reqs", "num_spec_tokens"),
     *("num_lookahead_tokens", "dynamic_sd_lookup", "_spec_decode_step_blocks"),
 )
@@ -96,7 +96,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.structured_output.request:StructuredOutputRequest": (
         *("grammar", "reasoning_ended", "structured_output_key"),
     ),
-    "Scheduler": (*_SCHEDULER_ATTRIBUTES, "structured_output_manager", "waiting"),
+    "Scheduler": (*_SCHEDULER_ATTRIBUTES, "structured_output_manager"),
     "AsyncScheduler": _SCHEDULER_ATTRIBUTES,
     "vllm.v1.request:Request": (
         "request_id",
@@ -106,6 +106,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "num_output_tokens",
         "max_tokens",
         "is_prefill_chunk",
+        "next_decode_eligible_step",
+        "spec_token_ids",
     ),
     "vllm.v1.core.sched.output:SchedulerOutput": (
         "scheduled_new_reqs",

@@ -11,8 +11,11 @@ CREDIT_S = 0.05
 MAX_S = 1.0
 """The most CPU time that is left by it, in seconds, however many sequences begin at once."""
 
-PER_CALL_S = 0.002
+PER_CALL_S = 0.005
 """CPU time per call of a matcher that is given back to `BURST_S`, in seconds."""
+
+SLOW_CALL_S = 0.002
+"""CPU time from which a call of a matcher is slow, in seconds: its row then sits out steps."""
 
 
 @dataclass(slots=True)
@@ -20,9 +23,15 @@ class Allowance:
     """The CPU time that the matchers of one grammar have left, in seconds.
 
     All sequences with the grammar share it. What the choices of one request bring has a bound.
+
+    Attributes:
+        was_slow: the last mask, or a call after it, took more than `SLOW_CALL_S`.
+        slow_s: what such calls have taken, in seconds.
     """
 
     left_s: float = BURST_S
+    was_slow: bool = False
+    slow_s: float = 0.0
 
     @property
     def is_spent(self) -> bool:
@@ -44,3 +53,11 @@ class Allowance:
         if not self.is_spent:
             given_back = min(BURST_S, self.left_s + PER_CALL_S * calls)
             self.left_s = max(self.left_s, given_back) - seconds
+        if seconds > SLOW_CALL_S * calls:
+            self.was_slow = True
+            self.slow_s += seconds
+
+    def spend_on_mask(self, seconds: float) -> None:
+        """Counts a mask."""
+        self.was_slow = False
+        self.spend(seconds)

@@ -21,16 +21,9 @@ from tests.server.hostile.table import ALL
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
-MIN_SMALL = 12
+MIN_SMALL, TRIES = 12, 3
 LIMIT_S = 60.0
 ERROR_BYTES = 1000
-
-MASKS_S = 0.3
-"""CPU time that the masks of one format may take before they are bounded on average.
-
-It is `BURST_S` of the engine's constrained decoding. A format can use it all within one small
-request: left recursion in Lark does.
-"""
 
 ADDRESS_SPACE = 12 << 30
 """The memory of a server that does not bound what it should: the machine survives it."""
@@ -103,15 +96,6 @@ def check(done: Trial, name: str) -> None:
         assert len(done.text) < ERROR_BYTES, name
 
 
-def limit_beside(alone: Trial) -> float:
-    """How long a small request may take beside a hostile body, in seconds.
-
-    Three times as long as alone. Where it takes less than 0.15 s alone, as on an idle machine, the
-    masks of one format take longer than that.
-    """
-    return max(3 * alone.worst_s, alone.worst_s + MASKS_S)
-
-
 def test_small_requests_are_served_beside_each_hostile_body(
     trusted: Served, tmp_path: Path
 ) -> None:
@@ -126,15 +110,19 @@ def test_small_requests_are_served_beside_each_hostile_body(
         p50 = statistics.median(done.small_s)
         answer = f"{done.status} after {done.seconds:.1f} s"
         rows.append(f"| {hostile.name} | {answer} | {p50:.2f}, {done.worst_s:.2f} |")
-        if done.worst_s > limit_beside(alone):
+        if done.worst_s > 3 * alone.worst_s:
             slow.append(hostile)
     print("\n".join(rows))
     # One that was slow is tried again, because the machine may have been busy.
     for hostile in slow:
-        alone = asyncio.run(trial(trusted.url, None))
-        done = asyncio.run(trial(trusted.url, hostile.path, hostile.body()))
-        limit = limit_beside(alone)
-        assert done.worst_s < limit, (hostile.name, done.worst_s, limit)
+        ratios = []
+        for _ in range(TRIES):
+            alone = asyncio.run(trial(trusted.url, None))
+            done = asyncio.run(trial(trusted.url, hostile.path, hostile.body()))
+            ratios.append(done.worst_s / alone.worst_s)
+            if ratios[-1] <= 3:
+                break
+        assert min(ratios) <= 3, (hostile.name, ratios)
 
 
 def test_random_forms_are_answered_or_refused(trusted: Served) -> None:

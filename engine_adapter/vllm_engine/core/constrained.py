@@ -6,7 +6,7 @@ whose masks take too long, ends its request with the reason. Workers have matche
 drafts; drafts then ignore a grammar for which these take too long.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,11 +30,13 @@ class BoundedGrammar(compat.GuidanceGrammar):
 
     Attributes:
         failure: why the sequence cannot be continued; `None` while it can.
+        last_turn: when `SlowRows` let its row run last.
     """
 
     def __init__(self, use: GrammarUse, tokenizer: Any, vocab_size: int) -> None:
         super().__init__(ll_matcher=use.copy(), ll_tokenizer=tokenizer, vocab_size=vocab_size)
         self.failure: str | None = None
+        self.last_turn = 0
         self._use = use
         self._allowance = use.compiled.allowance
         self._draft_allowance = use.compiled.draft_allowance
@@ -69,7 +71,7 @@ class BoundedGrammar(compat.GuidanceGrammar):
     def fill_bitmask(self, bitmask: Any, idx: int) -> None:
         """Writes the mask of the next token. After a failure any will do: it is not emitted."""
         if not self._is_given_up:
-            with self._watched():
+            with self._watched(self._allowance.spend_on_mask):
                 super().fill_bitmask(bitmask, idx)
         if (fault := self._fault()) is not None:
             bitmask[idx].fill_(-1)
@@ -88,7 +90,12 @@ class BoundedGrammar(compat.GuidanceGrammar):
     @property
     def is_slow(self) -> bool:
         """Whether its sequences are to have no drafts: each would need one more mask in a step."""
-        return self._allowance.is_low
+        return self._allowance.was_slow or self._allowance.is_low
+
+    def take_slow_s(self) -> float:
+        """The seconds that slow calls of the grammar have taken since it was asked last."""
+        slow_s, self._allowance.slow_s = self._allowance.slow_s, 0.0
+        return slow_s
 
     @property
     def _is_given_up(self) -> bool:
@@ -107,9 +114,9 @@ class BoundedGrammar(compat.GuidanceGrammar):
         self._use.drop()
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self, spend: Callable[[float], None] | None = None) -> Iterator[None]:
         """Around a call of the matcher, which begins without an error."""
-        with self._use.timed(self._allowance.spend):
+        with self._use.timed(spend or self._allowance.spend):
             if not self._is_given_up:
                 # vLLM would have ended the sequence if the failure had been on its own token.
                 self.failure = None

@@ -22,6 +22,7 @@ from engine_adapter.vllm_engine.core.constrained import (
 )
 from engine_adapter.vllm_engine.core.counting import StepSize
 from engine_adapter.vllm_engine.core.row_table import RowTable
+from engine_adapter.vllm_engine.core.slow_rows import SlowRows
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.engine_core import patch_engine_core
 from engine_adapter.vllm_engine.patches.fatal_dump import patch_fatal_dump
@@ -181,16 +182,21 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
         planner = Planner(config.traits, self.num_spec_tokens, config.policies, config.primary)
         self.row_table = RowTable(planner, self.max_model_len, self.drafts_late)
         self._failures = {}
+        self._slow_rows = SlowRows()
         self._budget = self.max_num_scheduled_tokens
         self._budget_of_one = budget_of_one(
             self.scheduler_config, self._budget, 1 + self.num_spec_tokens
         )
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedules. A long prompt is read in parts while its request is alone, too.
+        """Schedules, without the rows that `SlowRows` sets aside.
 
-        vLLM reads it whole then, and a request that arrives in that step waits for all of it.
+        A long prompt is read in parts while its request is alone, too. vLLM reads it whole then,
+        and a request that arrives in that step waits for all of it.
         """
+        self._slow_rows.set_aside(
+            self.running, others_wait=bool(self.waiting), drops_drafts=not self.drafts_late
+        )
         is_alone = sum(self.get_request_counts()) <= 1
         self.max_num_scheduled_tokens = self._budget_of_one if is_alone else self._budget
         return super().schedule(*args, **kwargs)

@@ -1,7 +1,8 @@
 """Every proposer in one engine, another one for each row in each step, on one rank and on two.
 
-Random plans have fallbacks and shadows. In a second run rows of every policy, of random plans and
-of pinned proposers share the batches, at temperature 0 and under a seed.
+Random plans have fallbacks and shadows, and rows sit out steps at random. In a second run rows of
+every policy, of random plans and of pinned proposers share the batches, at temperature 0 and under
+a seed.
 
 Greedy output is stock vLLM's under preemption, chunked prefill, prefix hits and aborts, with every
 proposer. All drafts of the target for itself are accepted, also after steps of other proposers.
@@ -212,6 +213,7 @@ async def fuzz_policies(
     assert live.engine.evidence["fallbacks"] > 0
     assert live.engine.evidence["outcomes"] > 0
     assert live.engine.evidence["cuts"] > 0
+    assert live.engine.evidence["set_aside"] > steps / 20
     assert {info.state for info in await live.engine.proposers()} == {"loaded"}
 
 

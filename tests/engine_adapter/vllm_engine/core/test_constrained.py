@@ -11,7 +11,13 @@ from engine_adapter.seam.types import ConstraintKind
 from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.grammars import matcher_limits, serialized
 from engine_adapter.vllm_engine.learned_memory import MAX_LEARNED_BYTES
-from engine_adapter.vllm_engine.mask_allowance import BURST_S, MAX_S, PER_CALL_S, Allowance
+from engine_adapter.vllm_engine.mask_allowance import (
+    BURST_S,
+    MAX_S,
+    PER_CALL_S,
+    SLOW_CALL_S,
+    Allowance,
+)
 from tests.engine_adapter.vllm_engine.support.compiled import CHOICE, compiled, mask
 from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
 from tests.server.hostile.forms import AMBIGUOUS
@@ -176,15 +182,28 @@ def test_time_is_given_back_by_quick_calls() -> None:
     assert allowance.is_spent
 
 
+def test_a_grammar_is_slow_from_a_slow_call_to_the_next_quick_mask() -> None:
+    allowance = Allowance()
+    allowance.spend_on_mask(SLOW_CALL_S * 0.9)
+    assert (allowance.was_slow, allowance.slow_s) == (False, 0)
+    allowance.spend(SLOW_CALL_S * 1.5)
+    allowance.spend(SLOW_CALL_S * 0.1)
+    assert allowance.was_slow
+    assert allowance.slow_s == pytest.approx(SLOW_CALL_S * 1.5)
+    allowance.spend_on_mask(SLOW_CALL_S * 0.1)
+    assert not allowance.was_slow
+
+
+# As on a large vocabulary; 7 ms are more than what is given back for a call.
+@pytest.mark.parametrize("call_s", [0.004, 0.007])
 def test_many_clients_with_one_grammar_are_never_ended(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
+    backend: Any, monkeypatch: pytest.MonkeyPatch, call_s: float
 ) -> None:
     from engine_adapter.vllm_engine.core import constrained
 
     clock = iter(range(1_000_000))
     compiler = constrained.GrammarCompiler(GrammarStore())
-    # Each call takes 4 ms, as on a large vocabulary: twice what is given back for it.
-    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.004)
+    monkeypatch.setattr("time.thread_time", lambda: next(clock) * call_s)
     bitmask = mask(backend)
     for _ in range(500):
         grammar = compiled(backend, "CHOICE", CHOICE, compiler)

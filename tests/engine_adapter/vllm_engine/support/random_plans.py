@@ -5,6 +5,7 @@ as usual, by their proposer or by their policy.
 """
 
 import random
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from engine_adapter.vllm_engine.core.scheduler import (
     SpecgateAsyncScheduler,
     SpecgateScheduler,
 )
+from engine_adapter.vllm_engine.core.slow_rows import SlowRows
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 from tests.engine_adapter.vllm_engine.support.live import CHEAT, RANDOM
 
@@ -88,6 +90,7 @@ class RandomPlanner(Planner):
 
     Attributes:
         fallbacks, outcomes, cuts: how many the workers reported; `snapshot` shows them.
+        slow_rows: those of the scheduler; `snapshot` shows how many were set aside.
     """
 
     def __init__(self, config: SpecgateConfig, max_k: int) -> None:
@@ -101,6 +104,7 @@ class RandomPlanner(Planner):
         self.measurements.step_time = FreeTokens()
         self.measurements.draft_times = [FreeDrafts() for _ in traits]
         self.fallbacks = self.outcomes = self.cuts = 0
+        self.slow_rows = RandomSlowRows()
 
     def plan(self, view: StepView) -> StepPlan:
         """Both plans together."""
@@ -120,7 +124,7 @@ class RandomPlanner(Planner):
     def snapshot(self) -> dict[str, Any]:
         """The measurements, and the counts."""
         counts = {name: getattr(self, name) for name in ("fallbacks", "outcomes", "cuts")}
-        return {**super().snapshot(), **counts}
+        return {**super().snapshot(), **counts, "set_aside": self.slow_rows.count}
 
 
 def _joined(
@@ -129,8 +133,32 @@ def _joined(
     return {name: [*one.get(name, ()), *other.get(name, ())] for name in {**one, **other}}
 
 
+class RandomSlowRows(SlowRows):
+    """Sets rows aside at random, whatever their format; the drafts of half of them are dropped.
+
+    Attributes:
+        count: the rows that were set aside.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self._rng = random.Random(0)
+
+    def set_aside(self, running: Sequence[Any], *, others_wait: bool, drops_drafts: bool) -> None:
+        """A tenth of the rows; never all of them."""
+        for request in running:
+            request.next_decode_eligible_step = 0
+        for request in running[1:]:
+            if self._rng.random() < 0.1:
+                self.count += 1
+                request.next_decode_eligible_step = sys.maxsize
+                if drops_drafts and self._rng.random() < 0.5:
+                    request.spec_token_ids = []
+
+
 class RandomPlans:
-    """Mixed into a scheduler: it has a `RandomPlanner`."""
+    """Mixed into a scheduler: it has a `RandomPlanner` and `RandomSlowRows`."""
 
     row_table: RowTable
     num_spec_tokens: int
@@ -140,6 +168,7 @@ class RandomPlans:
         config = SpecgateConfig.from_vllm_config(vllm_config)
         self._planner = RandomPlanner(config, self.num_spec_tokens)
         self.row_table.planner = self._planner
+        self._slow_rows = self._planner.slow_rows
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Counts fallbacks, outcomes and cuts, for the test that they happen."""
