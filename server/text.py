@@ -13,6 +13,10 @@ MAX_COMPARED = 64
 """The most characters of a word that is compared with known ones: no name is longer."""
 
 
+SIMILARITY = 0.7
+"""How similar a known word must be to be the one that was meant, from 0 to 1."""
+
+
 def is_unicode(text: str) -> bool:
     """Whether the text can be encoded: JSON can carry a lone surrogate, UTF-8 cannot."""
     try:
@@ -37,5 +41,5 @@ def did_you_mean(word: str, known_words: Iterable[str], prefix: str = "") -> str
     """
     if len(word) > MAX_COMPARED:
         return ""
-    close = difflib.get_close_matches(word, known_words, n=1)
+    close = difflib.get_close_matches(word, known_words, n=1, cutoff=SIMILARITY)
     return f"; did you mean {prefix}{close[0]}?" if close else ""

@@ -47,6 +47,7 @@ from server.schema.response_items import (
 from server.schema.responses import FunctionTool, ResponsesRequest
 from server.settings import Settings, flag
 from server.settings.sources import load_settings
+from server.settings.vllm_flags import ALWAYS_SO, INSTEAD
 from server.telemetry.metrics import Metrics
 from server.telemetry.rolling_stats import RollingStats
 from tests import documentation as checks
@@ -66,6 +67,12 @@ NOT_SETTINGS = (
 )
 """Flags that are not settings: of `specgate serve`, of the commands that ask a server, of other
 benchmarks, and of the library `speculators`."""
+
+OF_THE_ENGINE = (
+    *("--async-scheduling", "--hf-overrides"),
+    *("--pipeline-parallel-size", "--decode-context-parallel-size"),
+)
+"""Flags of vLLM's engine arguments that pages name, and that are no settings."""
 
 BENCH_FLAGS = {flag for action in make_parser()._actions for flag in action.option_strings}
 """Flags of `specgate bench load`."""
@@ -306,11 +313,23 @@ def test_every_workload_is_documented() -> None:
 
 
 def test_only_settings_that_exist_are_documented() -> None:
+    of_vllm = {flag(name) for name in (*ALWAYS_SO, *INSTEAD, *RESERVED_ARGUMENTS)}
     flags = (
-        {flag(name) for name in Settings.model_fields} | set(NOT_SETTINGS) | BENCH_FLAGS | GPU_FLAGS
+        {flag(name) for name in Settings.model_fields}
+        | {*NOT_SETTINGS, *OF_THE_ENGINE}
+        | (BENCH_FLAGS | GPU_FLAGS | of_vllm)
     )
     pages = {page: text for page, text in PAGES.items() if page != "demo/README.md"}
     assert checks.unknown_flags(pages, flags) == []
+
+
+def test_every_flag_of_vllms_server_is_on_its_page() -> None:
+    """Those of engine arguments are compared with vLLM's parser: see settings/test_flags.py."""
+    rows = {row[0]: row[1] for row in checks.rows(PAGES["docs/from-vllm-serve.md"])}
+    for name, reason in {**ALWAYS_SO, **INSTEAD}.items():
+        assert rows[f"`{flag(name)}`"] == reason
+    for name in RESERVED_ARGUMENTS.keys() - {"speculative_config", "stat_loggers"}:
+        assert rows[f"`{flag(name)}`"] == RESERVED_ARGUMENTS[name]
 
 
 def test_every_promise_of_security_names_a_test() -> None:

@@ -50,6 +50,11 @@ _MISSING, _UNKNOWN = "missing_required_parameter", "unknown_parameter"
 _BY_NAME = {method.name: method for method in METHODS}
 
 
+def is_method(name: object) -> bool:
+    """Whether a drafting method has this name."""
+    return name in _BY_NAME
+
+
 def get_method(name: str) -> ProposerMethod:
     """The method of this name. Raises `KeyError` for an unknown one."""
     return _BY_NAME[name]

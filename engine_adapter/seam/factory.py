@@ -1,6 +1,10 @@
 """Creates an engine by name. Only then are the engine's modules imported."""
 
+from argparse import ArgumentParser
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -11,6 +15,28 @@ from engine_adapter.seam.interface import Engine, EngineObserver
 
 ENGINES = ("vllm", "fake")
 """The engines that `create_engine` knows."""
+
+
+class EngineFlags(Protocol):
+    """The flags of an engine's own arguments."""
+
+    def argument_names(self) -> frozenset[str]:
+        """The names of all its arguments."""
+
+    def add_engine_flags(self, parser: ArgumentParser, settings: Collection[str]) -> None:
+        """Adds a flag for each argument that is not among the settings of the server."""
+
+    def spelled_out(self, words: Sequence[str]) -> list[str]:
+        """The words of a command line with one spelling for each flag. Raises `ValueError`."""
+
+
+def engine_flags(name: str) -> EngineFlags | None:
+    """The flags of an engine; `None` if it has none, or is not installed. Imports it: seconds."""
+    if name != "vllm" or find_spec("vllm") is None:
+        return None
+    from engine_adapter.vllm_engine.gateway import flags
+
+    return flags
 
 
 def create_engine(

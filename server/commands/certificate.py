@@ -5,7 +5,7 @@ import ssl
 from pathlib import Path
 
 from server.settings import Settings, flag
-from server.settings.sources import SettingsError
+from server.settings.types import SettingsError
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----")

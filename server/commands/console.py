@@ -14,7 +14,7 @@ from server.commands.serve import bind
 from server.console import pages
 from server.fleet.addresses import check_url
 from server.http.direct import is_loopback
-from server.settings.sources import SettingsError
+from server.settings.types import SettingsError
 from server.tls_problems import cert_file_problem
 
 DEFAULT_PORT, MAX_PORT = 8001, 65535

@@ -20,12 +20,8 @@ from server.http import descriptors
 from server.http.direct import is_loopback
 from server.settings import Settings, flag
 from server.settings.keys import Role
-from server.settings.sources import (
-    SettingsError,
-    forget_keys,
-    load_settings,
-    unknown_variables,
-)
+from server.settings.sources import forget_keys, load_settings, unknown_variables
+from server.settings.types import SettingsError
 from server.telemetry.logs import configure_logs
 
 BACKLOG = 2048

@@ -30,6 +30,7 @@ from server.settings.http_settings import HttpSettings
 from server.settings.keys import Role
 from server.settings.limit_settings import LimitSettings
 from server.settings.model_paths import check_model
+from server.settings.proposers import Proposers, with_speculative_config
 from server.settings.recovery_settings import RecoverySettings
 from server.settings.telemetry_settings import TelemetrySettings
 from server.settings.types import (
@@ -37,7 +38,6 @@ from server.settings.types import (
     JsonList,
     JsonObject,
     LoraModules,
-    Proposers,
     SettingError,
     Texts,
 )
@@ -76,8 +76,16 @@ class Settings(
     proposer: Proposers = Field(
         (),
         description='JSON object of a proposer: {"name": ..., "method": ..., '
-        '"num_speculative_tokens": ..., "model": ...} and the method\'s options (repeatable)',
+        '"num_speculative_tokens": ..., "model": ...} and the method\'s options; or a method '
+        "(repeatable)",
     )
+    speculative_config: JsonObject = Field(
+        {}, description="one more proposer, as vLLM describes it; its name is its method"
+    )
+    spec_model: str | None = Field(
+        None, description="one more proposer as in vLLM: its model; --spec-method is its method"
+    )
+    spec_tokens: Count | None = Field(None, description="as in vLLM: the k of that proposer")
     lora_modules: LoraModules = Field(
         {}, description="LoRA adapters to begin with: NAME=PATH, or JSON with name and path"
     )
@@ -130,6 +138,7 @@ class Settings(
             for key, value in data.items()
             if value not in (None, "", (), []) or (value == "" and key in NEVER_EMPTY)
         }
+        values = with_speculative_config(values)
         if not values.get("model"):
             values = {**demo_settings(values), **values}
         defaults = {

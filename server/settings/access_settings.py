@@ -12,6 +12,9 @@ from server.settings.types import KeyHashes, NamedKeyHashes, SettingError, Texts
 KEY_SETTINGS = ("api_key", "named_api_key", "admin_key", "metrics_key")
 """The settings with the keys that open this server."""
 
+API_KEY_SETTINGS = frozenset({"api_key", "named_api_key", KEY_FILE})
+"""The settings that may give a key for inference."""
+
 SECRET_SETTINGS = (*KEY_SETTINGS, "fleet_key")
 """The settings that hold keys: no message shows their values."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from server.settings.types import Count
+from server.settings.types import Count, TokenCount
 
 
 class EngineArguments(BaseModel):
@@ -29,7 +29,7 @@ class EngineArguments(BaseModel):
     data_parallel_size: Count | None = Field(
         None, description="engines, each with a copy of MODEL, that share the requests (1)"
     )
-    max_model_len: Count | None = Field(
+    max_model_len: TokenCount | None = Field(
         None, description="context in tokens, prompt and generation together (2048 for the demo)"
     )
     max_num_seqs: Count | None = Field(None, description="most sequences in one step")
@@ -41,7 +41,7 @@ class EngineArguments(BaseModel):
         description="most tokens of one prompt in a step, twice as many while no other request "
         "runs (64 for the demo)",
     )
-    max_num_batched_tokens: Count | None = Field(None, description="most tokens in one step")
+    max_num_batched_tokens: TokenCount | None = Field(None, description="most tokens in one step")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="share of the device's memory to use, in (0, 1]"
     )

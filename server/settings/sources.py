@@ -1,48 +1,31 @@
 """Flags, `SPECGATE_*` variables and a YAML file -> `Settings`, in this order of strength.
 
-The flags are made from the fields of `Settings`. Values stay as written until the class reads
-them, so that an error names the setting as the user wrote it; pydantic-settings would name the
-field instead, and has no "did you mean".
+Flags and the file may have arguments of the engine, too, under its names. Values stay as written
+until the class reads them, so that an error names the setting as the user wrote it;
+pydantic-settings would name the field instead, and has no "did you mean".
 """
 
-import argparse
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from engine_adapter.proposers.checkpoint import CheckpointError
+from engine_adapter.seam.factory import engine_flags
 from engine_adapter.seam.text import short_repr
 from server.settings import Settings, flag
-from server.settings.access_settings import NEVER_EMPTY, SECRET_SETTINGS, AccessSettings
-from server.settings.engine_arguments import EngineArguments
-from server.settings.fleet_settings import FleetSettings
-from server.settings.http_settings import HttpSettings
-from server.settings.limit_settings import LimitSettings
-from server.settings.recovery_settings import RecoverySettings
+from server.settings.access_settings import API_KEY_SETTINGS, NEVER_EMPTY, SECRET_SETTINGS
+from server.settings.flags import PREFIX, REASONS, read_flags, refusal
 from server.settings.speculators import with_target
-from server.settings.telemetry_settings import TelemetrySettings
-from server.settings.types import SettingError
+from server.settings.types import SettingError, SettingsError, json_object
 from server.text import did_you_mean
 
-PREFIX = "SPECGATE_"
-"""The prefix of the environment variables."""
-
-_GROUPS: Mapping[str, type[BaseModel]] = {
-    "connections": HttpSettings,
-    "keys": AccessSettings,
-    "fleet of several servers": FleetSettings,
-    "limits": LimitSettings,
-    "logs": TelemetrySettings,
-    "hangs and deaths of the engine": RecoverySettings,
-    "engine, under vLLM's names": EngineArguments,
-}
-"""Groups of flags in the help, after the settings of `Settings` itself."""
+VLLM_API_KEY = "VLLM_API_KEY"
+"""vLLM's variable with the key of its API, which is read if no other setting gives one."""
 
 _SERVICE_LINK = (
     " (Kubernetes makes this variable for a service of this name; "
@@ -50,35 +33,15 @@ _SERVICE_LINK = (
 )
 
 
-class SettingsError(Exception):
-    """Settings that cannot work.
-
-    Attributes:
-        lines: one for each setting, with its name as the user wrote it.
-    """
-
-    def __init__(self, *lines: str) -> None:
-        super().__init__("; ".join(lines))
-        self.lines = lines
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that raises `SettingsError` instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message.removeprefix("argument "))
-
-
 def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """The settings from the flags, the variables and the YAML file together.
 
     `--help` prints the help and exits. Raises `SettingsError`.
     """
-    flags = _read_flags(argv)
-    variables = _read_environment(environ)
-    config = flags.pop("config", None) or variables.pop("config", None)
-    file = _read_yaml(config) if config is not None else {}
-    return _settings(file, config, variables, flags)
+    flags, flag_arguments = read_flags(argv)
+    config = flags.pop("config", None) or environ.get(f"{PREFIX}CONFIG")
+    file, file_arguments = _read_yaml(config) if config else ({}, {})
+    return _settings(file, config, environ, flags, {**file_arguments, **flag_arguments})
 
 
 def settings_in(args: Mapping[str, Any], where: str, environ: Mapping[str, str]) -> Settings:
@@ -90,83 +53,49 @@ def settings_in(args: Mapping[str, Any], where: str, environ: Mapping[str, str])
     Raises:
         SettingsError: a setting is unknown or cannot work.
     """
-    variables = _read_environment(environ)
-    variables.pop("config", None)
-    return _settings(_read_mapping(args, where), where, variables, {})
+    values, engine_arguments = _read_mapping(args, where)
+    return _settings(values, where, environ, {}, engine_arguments)
 
 
 def _settings(
     file: Mapping[str, Any],
     where: str | None,
-    variables: Mapping[str, Any],
+    environ: Mapping[str, str],
     flags: Mapping[str, Any],
+    engine_arguments: Mapping[str, Any],
 ) -> Settings:
+    variables = _read_environment(environ)
     # Weakest first: a later layer's name and value win.
+    values = {**file, **variables, **flags}
     written_names = {
         **{name: f"{name} in {where}" for name in file},
         **{name: f"{PREFIX}{name.upper()}" for name in variables},
         **{name: flag(name) for name in flags},
     }
+    if not API_KEY_SETTINGS & values.keys() and environ.get(VLLM_API_KEY):
+        values["api_key"], written_names["api_key"] = environ[VLLM_API_KEY], VLLM_API_KEY
     try:
-        return Settings(**with_target({**file, **variables, **flags})).with_names(written_names)
+        if engine_arguments:
+            values["engine_args"] = _merged(values.get("engine_args", {}), engine_arguments)
+        return Settings(**with_target(values)).with_names(written_names)
     except ValidationError as error:
         raise SettingsError(*_lines(error, written_names)) from None
     except CheckpointError as error:
         raise SettingsError(f"{written_names['model']}: {error}") from None
 
 
-def _read_flags(argv: Sequence[str]) -> dict[str, Any]:
-    parser = _make_parser()
-    namespace, unknown_words = parser.parse_known_args(argv)
-    for word in unknown_words:
-        if not word.startswith("-"):
-            raise SettingsError(f"unexpected argument {word!r}")
-        name = word.partition("=")[0]
-        if name == "--model":
-            raise SettingsError("--model: give the model without a flag: specgate serve MODEL")
-        options = [option for action in parser._actions for option in action.option_strings]
-        raise SettingsError(f"{name}: unknown flag{did_you_mean(name, options)}")
-    return vars(namespace)
+def _merged(engine_args: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The setting `engine_args` as written, with the arguments that stand beside it.
 
-
-def _make_parser() -> argparse.ArgumentParser:
-    """One argument per field; an argument that is not given is not in the result."""
-    parser = _Parser(
-        prog="specgate serve",
-        usage="specgate serve [MODEL] [--flag VALUE]...",
-        description="Serves MODEL with several speculative-decoding proposers over OpenAI's API.",
-        epilog=f"Every flag is also a variable (--max-model-len: {PREFIX}MAX_MODEL_LEN) and a key "
-        "of the YAML file (max_model_len). Flags win over variables, those over the file.",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", metavar="FILE", help="YAML file with settings")
-    remaining = dict(Settings.model_fields)
-    groups = [
-        (title, {name: remaining.pop(name) for name in settings.model_fields})
-        for title, settings in _GROUPS.items()
-    ]
-    for title, fields in [("models and methods", remaining), *groups]:
-        group = parser.add_argument_group(title)
-        for name, field in fields.items():
-            _add_argument(group, name, field)
-    return parser
-
-
-def _add_argument(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
-    text = (field.description or "").replace("%", "%%")
-    if name == "model":
-        group.add_argument("model", metavar="MODEL", nargs="?", help=text)
-    elif bool in (field.annotation, *get_args(field.annotation)):
-        group.add_argument(flag(name), action=argparse.BooleanOptionalAction, help=text)
-    elif name == "lora_modules":  # vLLM takes several after one flag
-        group.add_argument(flag(name), action="extend", nargs="+", metavar="NAME=PATH", help=text)
-    elif get_origin(field.annotation) is tuple or name == "named_api_key":
-        group.add_argument(flag(name), action="append", metavar="VALUE", help=text)
-    else:
-        if field.default not in (None, "", {}) and "default" not in text:
-            text += f" (default: {field.default})"
-        group.add_argument(flag(name), metavar="VALUE", help=text)
+    Raises `SettingsError` for an argument that is in both.
+    """
+    try:
+        fields = json_object(engine_args)
+    except ValueError as error:
+        raise SettingsError(f"{flag('engine_args')}: {error}") from None
+    for name in fields.keys() & arguments.keys():
+        raise SettingsError(f"{flag(name)}: is in {flag('engine_args')}, too; give it once")
+    return {**fields, **arguments}
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -174,8 +103,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
     An empty key is kept, so that it is refused.
     """
-    names = ["config", *Settings.model_fields]
-    values = {name: environ.get(PREFIX + name.upper()) for name in names}
+    values = {name: environ.get(PREFIX + name.upper()) for name in Settings.model_fields}
     return {
         name: value
         for name, value in values.items()
@@ -187,6 +115,7 @@ def forget_keys(environ: MutableMapping[str, str]) -> None:
     """Removes the keys from the environment, which the engine's processes inherit."""
     for name in SECRET_SETTINGS:
         environ.pop(PREFIX + name.upper(), None)
+    environ.pop(VLLM_API_KEY, None)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
@@ -203,8 +132,8 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _read_yaml(path: str) -> dict[str, Any]:
-    """The file's settings."""
+def _read_yaml(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The file's settings, and its arguments of the engine."""
     try:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -212,24 +141,30 @@ def _read_yaml(path: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(f"--config: {path} is not valid YAML: {_fault(error)}") from None
     if content is None:
-        return {}
+        return {}, {}
     if not isinstance(content, dict):
         raise SettingsError(f"--config: {path} must hold a mapping of settings")
     return _read_mapping(content, path)
 
 
-def _read_mapping(content: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """The settings; a dash in a key becomes an underscore. Raises `SettingsError`."""
-    settings = {str(key).replace("-", "_"): value for key, value in content.items()}
-    unknown = [name for name in settings if name not in Settings.model_fields]
-    if unknown:
+def _read_mapping(content: Mapping[Any, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings and the engine's arguments; a dash in a key becomes an underscore.
+
+    Raises `SettingsError`.
+    """
+    values = {str(key).replace("-", "_"): value for key, value in content.items()}
+    settings = {name: values.pop(name) for name in Settings.model_fields if name in values}
+    if not values:
+        return settings, {}
+    flags = engine_flags(settings.get("engine", "vllm"))
+    arguments = () if flags is None else flags.argument_names()
+    known_names = [*Settings.model_fields, *arguments]
+    refused = [name for name in values if name not in arguments or name in REASONS]
+    if refused:
         raise SettingsError(
-            *(
-                f"{name} in {where}: unknown setting{did_you_mean(name, Settings.model_fields)}"
-                for name in unknown
-            )
+            *(f"{name} in {where}: {refusal(name, name, known_names)}" for name in refused)
         )
-    return settings
+    return settings, values
 
 
 def _fault(error: Exception) -> str:

@@ -2,15 +2,15 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sized
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretBytes
 
-from engine_adapter.proposers import methods
-from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.seam.text import NAME
+
+_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 
 
 class SettingError(ValueError):
@@ -25,6 +25,18 @@ class SettingError(ValueError):
         self.setting = setting
 
 
+class SettingsError(Exception):
+    """Settings that cannot work.
+
+    Attributes:
+        lines: one for each setting, with its name as the user wrote it.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = lines
+
+
 def _list(value: Any) -> Any:
     """Splits comma-separated text, as variables have it, into a list."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -36,8 +48,8 @@ def _none_empty(values: tuple[Sized, ...]) -> tuple[Sized, ...]:
     return values
 
 
-def _parsed(value: Any) -> Any:
-    """Parses JSON text; other values stay."""
+def parsed(value: Any) -> Any:
+    """Parses JSON text; other values stay. Raises `ValueError`."""
     if not isinstance(value, str):
         return value
     try:
@@ -46,34 +58,18 @@ def _parsed(value: Any) -> Any:
         raise ValueError(f"not valid JSON ({error.msg} at character {error.pos})") from None
 
 
-def _json_object(value: Any) -> Any:
-    """Reads JSON text or a mapping; a dash in a key becomes an underscore."""
-    fields = _parsed(value)
+def json_object(value: Any) -> dict[str, Any]:
+    """Reads JSON text or a mapping; a dash in a key becomes an underscore. Raises `ValueError`."""
+    fields = parsed(value)
     if not isinstance(fields, Mapping):
         raise ValueError(f"must be a JSON object, got {fields!r}")
     return {str(key).replace("-", "_"): item for key, item in fields.items()}
 
 
-def _proposers(value: Any) -> tuple[ProposerSpec, ...]:
-    """Reads JSON text, mappings or specs, one or several."""
-    value = _parsed(value)
-    items = [_parsed(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    if all(isinstance(item, ProposerSpec) for item in items):
-        return tuple(items)
-    for item in items:
-        if not isinstance(item, Mapping):
-            example = '{"name": "ngram", "num_speculative_tokens": 5}'
-            raise ValueError(f"must be a JSON object such as {example}, got {item!r}")
-    try:
-        return methods.parse_specs(items)
-    except EngineConfigError as error:
-        raise ValueError(error.message) from None
-
-
 def _lora_modules(value: Any) -> Any:
     """Reads `name=path` texts, JSON objects with `name` and `path`, or a mapping."""
     if isinstance(value, str):
-        value = _parsed(value) if value.lstrip().startswith(("{", "[")) else _list(value)
+        value = parsed(value) if value.lstrip().startswith(("{", "[")) else _list(value)
     if isinstance(value, Mapping) and set(value) != {"name", "path"}:
         return value
     modules: dict[str, Any] = {}
@@ -91,7 +87,7 @@ def _lora_module(item: Any) -> tuple[str, Any]:
         if not (name and equals and path):
             raise ValueError(f"must be name=path, got {item!r}")
         return name, path
-    fields = _parsed(item)
+    fields = parsed(item)
     if not isinstance(fields, Mapping) or set(fields) != {"name", "path"}:
         raise ValueError(f'must be {{"name": ..., "path": ...}}, got {item!r}')
     return str(fields["name"]), fields["path"]
@@ -132,17 +128,34 @@ def _named_hashes(value: Any) -> Any:
     return hashes
 
 
+def _multiplied(value: Any) -> Any:
+    """Reads a number with a suffix as vLLM does: a small one is decimal, a capital one binary."""
+    match = _SUFFIXED.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    number, suffix = match.groups()
+    power = "kmgt".index(suffix.lower()) + 1
+    if suffix.isupper():
+        if "." in number:
+            raise ValueError(f"a number with {suffix} has no decimals; {suffix.lower()} may have")
+        return int(number) * 1024**power
+    return int(float(number) * 1000**power)
+
+
 def _json_list(value: Any) -> Any:
     """Reads JSON texts of an object or a list, or a list of objects, into one list."""
     items: list[Any] = []
     for text in value if isinstance(value, list | tuple) else [value]:
-        item = _parsed(text)
+        item = parsed(text)
         items += item if isinstance(item, list | tuple) else [item]
     return tuple(items)
 
 
 Count = Annotated[int, Field(ge=1)]
 """A count, at least 1."""
+
+TokenCount = Annotated[Count, BeforeValidator(_multiplied)]
+"""A count of tokens, at least 1; as text also with vLLM's suffixes: 2k is 2000, 2K is 2048."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Seconds; what 0 means is the setting's affair."""
@@ -156,10 +169,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_list), AfterValidator(_none_
 KeyHashes = Annotated[tuple[SecretBytes, ...], BeforeValidator(_hashes)]
 """The SHA-256 of keys; given as texts, or as one text separated by commas."""
 
-Proposers = Annotated[tuple[ProposerSpec, ...], BeforeValidator(_proposers)]
-"""Proposers; as text, a JSON object or a JSON list of them."""
-
-JsonObject = Annotated[dict[str, Any], BeforeValidator(_json_object)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(json_object)]
 """A mapping; as text, a JSON object."""
 
 LoraModules = Annotated[dict[str, str], BeforeValidator(_lora_modules)]

@@ -10,7 +10,8 @@ import yaml
 from server.commands.serve import check_exposure
 from server.settings.access_settings import KEY_SETTINGS
 from server.settings.keys import Role
-from server.settings.sources import SettingsError, load_settings
+from server.settings.sources import load_settings
+from server.settings.types import SettingsError
 from tests.deploy import manifests
 from tests.deploy.manifests import DEPLOY, OVERLAYS, needs_kubectl
 from tests.deploy.test_compose import VARIABLES, services

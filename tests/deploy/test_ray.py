@@ -9,7 +9,8 @@ import yaml
 
 from demo import model_path
 from server.ray_serve.user_config import read_user_config
-from server.settings.sources import SettingsError, settings_in
+from server.settings.sources import settings_in
+from server.settings.types import SettingsError
 from tests import ray_cluster
 from tests.deploy.manifests import DEPLOY, ROOT, read
 

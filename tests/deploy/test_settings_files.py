@@ -8,7 +8,8 @@ import pytest
 
 from demo import model_path
 from server.settings import Settings
-from server.settings.sources import SettingsError, load_settings
+from server.settings.sources import load_settings
+from server.settings.types import SettingsError
 from tests.deploy import manifests
 from tests.deploy.manifests import DEPLOY, KUBERNETES, ROOT
 from tests.e2e.served import Served, environment
@@ -81,7 +82,7 @@ def test_the_pod_mounts_that_file_unchanged(overlay: str) -> None:
 
 
 BAD = [
-    ("shutdown_timeout: 30\n", "shutdown_timeout", "did you mean shutdown_timeout_s?"),
+    ("shutdown_timeout: 30\n", "shutdown_timeout", "here: --shutdown-timeout-s"),
     ("primary: large\n", "primary", "there is no proposer 'large' (proposers: ngram,"),
     ("spec_method: large\n", "spec_method", "large"),
     ("proposer: [{name: ngram, method: n-gram}]\n", "proposer", "n-gram"),

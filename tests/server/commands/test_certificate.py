@@ -12,7 +12,8 @@ import pytest
 
 from server.cli import main
 from server.commands.certificate import load_certificate
-from server.settings.sources import SettingsError, load_settings
+from server.settings.sources import load_settings
+from server.settings.types import SettingsError
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import pytest
 
 from server.commands.serve import bind, check_exposure, connection_limit, open_audit, with_address
 from server.settings import Settings
-from server.settings.sources import SettingsError, load_settings
+from server.settings.sources import load_settings
+from server.settings.types import SettingsError
 
 HOST = "127.0.0.1"
 

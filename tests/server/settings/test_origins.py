@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from server.settings import Settings
-from server.settings.sources import SettingsError, load_settings
+from server.settings.sources import load_settings
+from server.settings.types import SettingsError
 
 
 def origins(*argv: str, **environ: str) -> tuple[str, ...]:

@@ -4,13 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.settings.sources import (
-    SettingsError,
-    forget_keys,
-    load_settings,
-    unknown_variables,
-)
-from server.settings.types import digest_of
+from server.settings.sources import forget_keys, load_settings, unknown_variables
+from server.settings.types import SettingsError, digest_of
 
 
 def error_of(*argv: str, **environ: str) -> str:
@@ -118,7 +113,11 @@ def test_boolean_flags_have_a_negative() -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--prot", "1"], "--prot: unknown flag; did you mean --port?"),
+        pytest.param(
+            ["--prot", "1"],
+            "--prot: unknown flag; did you mean --port?",
+            marks=pytest.mark.needs_vllm,
+        ),
         (["--port"], "--port: expected one argument"),
         (["--port", "x"], "--port: input should be a valid integer"),
         (["--port=70000"], "--port: input should be less than or equal to 65535, got '70000'"),
@@ -156,7 +155,11 @@ def test_the_error_of_a_kubernetes_variable_explains_it() -> None:
     ("text", "expected"),
     [
         ("port: http", "port in {file}: input should be a valid integer"),
-        ("prot: 1", "prot in {file}: unknown setting; did you mean port?"),
+        pytest.param(
+            "prot: 1",
+            "prot in {file}: unknown setting; did you mean port?",
+            marks=pytest.mark.needs_vllm,
+        ),
         ("- port", "--config: {file} must hold a mapping"),
         ("port: [", "--config: {file} is not valid YAML"),
         ("config: other.yaml", "config in {file}: unknown setting"),
@@ -264,3 +267,23 @@ def test_the_engines_processes_inherit_no_key() -> None:
     environ = {f"SPECGATE_{name}": "k" for name in keys} | {"SPECGATE_PORT": "1", "PATH": "/bin"}
     forget_keys(environ)
     assert environ == {"SPECGATE_PORT": "1", "PATH": "/bin"}
+
+
+def test_vllms_variable_gives_the_key_unless_another_setting_does(tmp_path: Path) -> None:
+    def hashes(*argv: str, **environ: str) -> list[bytes]:
+        keys = load_settings(argv, {"VLLM_API_KEY": "theirs", **environ}).api_key
+        return [key.get_secret_value() for key in keys]
+
+    assert hashes() == [digest_of(b"theirs")]
+    assert hashes("--api-key", "ours") == [digest_of(b"ours")]
+    assert hashes(SPECGATE_API_KEY="ours") == [digest_of(b"ours")]
+    assert hashes("--named-api-key", "a=ours") == []
+    assert hashes("--config", config(tmp_path, "api_key: ours")) == [digest_of(b"ours")]
+    assert error_of(VLLM_API_KEY=" ").startswith("VLLM_API_KEY: must not be empty")
+    assert load_settings([], {"VLLM_API_KEY": ""}).api_key == ()
+
+
+def test_vllms_variable_is_forgotten_too() -> None:
+    environ = {"VLLM_API_KEY": "k", "VLLM_LOGGING_LEVEL": "INFO"}
+    forget_keys(environ)
+    assert environ == {"VLLM_LOGGING_LEVEL": "INFO"}

@@ -9,7 +9,8 @@ import pytest
 
 from demo import model_path
 from server.settings import Settings
-from server.settings.sources import SettingsError, load_settings
+from server.settings.sources import load_settings
+from server.settings.types import SettingsError
 from tests.engine_adapter.proposers.eagle_heads import speculators_eagle3
 
 TARGET = str(model_path("target"))
@@ -85,7 +86,7 @@ def test_a_head_without_a_usable_target_is_refused_as_the_model(head: str) -> No
 
 def test_an_invalid_proposer_beside_a_head_is_refused_as_without(head: str) -> None:
     with pytest.raises(SettingsError, match=r"^--proposer: not valid JSON"):
-        load_settings([head, "--proposer", "ngram"], {})
+        load_settings([head, "--proposer", "{ngram"], {})
 
 
 def test_a_head_of_the_hub_is_read_by_its_id(

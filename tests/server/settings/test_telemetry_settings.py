@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from server.settings import Settings, telemetry_settings
-from server.settings.sources import SettingsError, load_settings
+from server.settings.sources import load_settings
+from server.settings.types import SettingsError
 
 URL = "http://127.0.0.1:4318/v1/traces"
 

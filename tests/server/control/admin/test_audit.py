@@ -16,7 +16,7 @@ from server.control.admin.audit import REMEMBERED, Audit
 from server.control.records import SpecMethodBody, SwitchRecord
 from server.control.types import SwitchMode, SwitchOutcome
 from server.settings import Settings
-from server.settings.sources import SettingsError
+from server.settings.types import SettingsError
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 

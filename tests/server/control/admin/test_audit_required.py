@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 from server.control.admin import audit as module
 from server.control.admin.audit import Audit
 from server.fleet.desired import DesiredState
-from server.settings.sources import SettingsError, load_settings
+from server.settings.sources import load_settings
+from server.settings.types import SettingsError
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
