@@ -119,6 +119,7 @@ NAMES = {
     "v2_cpu_model_runner": "vllm.v1.worker.cpu.model_runner:",
     "v2_model_runner": "vllm.v1.worker.gpu.model_runner:",
     "vllm_config": "vllm.config.vllm:",
+    "run_mixed_prefill_decode_warmup": "vllm.v1.worker.gpu.warmup",
     "gpu_worker": "vllm.v1.worker.gpu_worker:",
     "triton_utils": "vllm.triton_utils:",
     "CpuPlatform": "vllm.platforms.cpu",

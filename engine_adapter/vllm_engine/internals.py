@@ -169,8 +169,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "triton_utils": ("HAS_TRITON", "triton"),
     "vllm_config": ("HAS_TRITON",),
     # The workers.
-    "CPUWorker": ("vllm_config", "rank", "model_runner"),
-    "GPUWorker": (*("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),),
+    "CPUWorker": ("vllm_config", "rank", "model_runner", "execute_model", "sample_tokens"),
+    "GPUWorker": (
+        *("vllm_config", "rank", "model_runner", "device", "peak_activation_memory"),
+        *("execute_model", "sample_tokens"),
+    ),
     "vllm.config.cache:CacheConfig": ("get_resolved_kv_cache_layout",),
     "vllm.v1.kv_cache_layout:KVCacheLayout": ("is_layer_compact",),
     "MemorySnapshot": ("free_memory", "torch_memory", "torch_allocated"),
@@ -284,6 +287,7 @@ CONFIGURATIONS = {
 """The names under which the code has vLLM's configurations, each with its class."""
 
 MESSAGES = {
+    "to be inspected": "vllm.model_executor.models.registry",
     "No common block size": "vllm.v1.worker.utils",
     "Unexpected: grammar rejected tokens": "vllm.v1.core.sched.scheduler",
     "Unexpected: grammar terminated or rejected draft": "vllm.v1.structured_output",

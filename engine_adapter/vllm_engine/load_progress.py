@@ -1,6 +1,7 @@
 """Progress lines from the engine's processes to the gateway, through a named pipe.
 
-A line can also be a refusal: why the engine cannot start with a setting.
+A line can also be a refusal: why the engine cannot start with a setting. Or it has the exception
+with which a start has failed: vLLM tells the gateway only that it has.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from engine_adapter.seam.errors import EngineConfigError, EngineStartError
 
-_REFUSED = b"refused "
+_REFUSED, _FAILED = b"refused ", b"failed "
 _MAX_REFUSAL = 1500
 """Characters; a line of more bytes than the system's PIPE_BUF could be mixed with another."""
 
@@ -43,6 +44,11 @@ class ProgressWriter:
         """Tells the gateway why the engine cannot start."""
         self.write(_REFUSED.decode() + json.dumps([setting, message[:_MAX_REFUSAL]]))
 
+    def fail(self, error: BaseException) -> None:
+        """Tells the gateway the exception with which the start fails; the first one counts."""
+        cause = f"{type(error).__name__}: {error}"
+        self.write(_FAILED.decode() + json.dumps(cause[:_MAX_REFUSAL]))
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Writes a line when the stage begins, and one with its duration when it has succeeded."""
@@ -58,6 +64,8 @@ async def progress_pipe(on_line: Callable[[str], None]) -> AsyncIterator[str]:
 
     Raises:
         EngineConfigError: the block raised `EngineStartError`, and a refusal has told why.
+        EngineStartError: it raised that; the message has the exception of the engine's process, if
+            that has told it.
     """
     with tempfile.TemporaryDirectory(prefix="specgate-") as folder:
         path = Path(folder) / "progress"
@@ -67,6 +75,7 @@ async def progress_pipe(on_line: Callable[[str], None]) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()
         pending = b""
         refusals: list[tuple[str, str]] = []
+        causes: list[str] = []
 
         def read() -> None:
             nonlocal pending
@@ -74,6 +83,8 @@ async def progress_pipe(on_line: Callable[[str], None]) -> AsyncIterator[str]:
             for line in lines:
                 if line.startswith(_REFUSED):
                     refusals.append(json.loads(line.removeprefix(_REFUSED)))
+                elif line.startswith(_FAILED):
+                    causes.append(json.loads(line.removeprefix(_FAILED)))
                 else:
                     on_line(line.decode())
 
@@ -91,4 +102,6 @@ async def progress_pipe(on_line: Callable[[str], None]) -> AsyncIterator[str]:
         if failure is not None:
             if refusals:
                 raise EngineConfigError(*refusals[0]) from failure
+            if causes:
+                raise EngineStartError(f"vLLM did not start: {causes[0]}") from failure
             raise failure

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from engine_adapter.proposers.checkpoint import Checkpoint
@@ -24,6 +25,9 @@ _MUST_BE_ONE = {
     "decode_context_parallel_size": "more is not proven",
 }
 """Arguments that cannot be above 1, each with the reason."""
+
+_NOT_INSPECTED = "to be inspected"
+"""How vLLM's message ends if a model's module cannot be imported."""
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """The KV cache's default on CPU, in bytes; vLLM's own takes most of the machine's memory."""
@@ -208,14 +212,21 @@ def reason_of(error: Exception) -> str:
     """
     listed = getattr(error, "errors", None)
     if not callable(listed):
-        return str(error)
+        return _with_missing_package(str(error))
     reasons = []
     for item in listed():
         field = ".".join(map(str, item["loc"]))
         is_vllm_reason = item["type"] == "value_error" or not field
         reason = item["msg"].removeprefix("Value error, ")
         reasons.append(reason if is_vllm_reason else f"{field}: {reason}")
-    return "; ".join(reasons)
+    return _with_missing_package("; ".join(reasons))
+
+
+def _with_missing_package(reason: str) -> str:
+    """The reason, and the package without which vLLM cannot import models with images."""
+    if _NOT_INSPECTED not in reason or find_spec("torchvision") is not None:
+        return reason
+    return f"{reason} The package torchvision is not installed; models that take images need it."
 
 
 def structured_outputs_config(engine: EngineConfig) -> dict[str, Any]:

@@ -126,6 +126,7 @@ class VllmEngine:
 
     async def _adopt(self, process: EngineProcess) -> None:
         """Makes a started process the engine's: reads its memory, restores adapters and switch."""
+        await hot_load.try_target(process, self._config.model)
         await hot_load.smoke_test_proposers(process, self._proposer_registry.specs)
         self._proposer_registry.on_engine_started(await process.collective_rpc("specgate_memory"))
         if self._info is None:

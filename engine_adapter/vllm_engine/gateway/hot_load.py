@@ -110,6 +110,16 @@ def _is_ready(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
     return True
 
 
+async def try_target(process: Process, model: str) -> None:
+    """Lets the target of a started process run some steps, on every rank.
+
+    Raises `EngineConfigError` if it cannot: its first request would end the process.
+    """
+    for reason in await process.collective_rpc("specgate_try_target"):
+        if reason:
+            raise EngineConfigError("model", f"{model} cannot run a step on this machine: {reason}")
+
+
 async def smoke_test_proposers(process: Process, specs: Sequence[ProposerSpec]) -> None:
     """Lets every proposer of a started process draft once, on every rank.
 

@@ -24,7 +24,15 @@ from engine_adapter.vllm_engine.worker.device_memory import (
 )
 from engine_adapter.vllm_engine.worker.runner import cpu_runner, gpu_runner
 from engine_adapter.vllm_engine.worker.smoke_test import ProposerSmokeTest
-from engine_adapter.vllm_engine.worker.start_failure import check_layout, fail_start_on_quantization
+from engine_adapter.vllm_engine.worker.start_failure import (
+    check_layout,
+    fail_start_on_quantization,
+    log_and_describe,
+    report_failures,
+)
+
+_TRIED_TOKENS = 8
+"""The tokens of the step in which the target is tried: one of them is decoded."""
 
 
 class WorkerHooks:
@@ -36,6 +44,7 @@ class WorkerHooks:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Loads as vLLM does, with progress lines. The process then exits with its parent."""
         exit_with_parent()
+        report_failures(self._progress)
         if compat.current_platform.is_cpu():
             patch_rotary_embedding()
             if self.vllm_config.lora_config:
@@ -67,6 +76,22 @@ class WorkerHooks:
         """Proposer -> its bytes of weights and of KV on this rank."""
         memory: dict[str, tuple[int, int]] = self.model_runner.drafter.host.memory()
         return memory
+
+    def specgate_try_target(self) -> str:
+        """Runs steps of the target, if vLLM has not; the reason if it cannot, or an empty text.
+
+        On a GPU vLLM has run them to warm up its kernels.
+        """
+        if not compat.current_platform.is_cpu():
+            return ""
+        runner = self.model_runner
+        try:
+            compat.run_mixed_prefill_decode_warmup(
+                runner, self.execute_model, self.sample_tokens, _TRIED_TOKENS
+            )
+        except Exception as error:
+            return log_and_describe("the target", error)
+        return ""
 
     def specgate_smoke_test(self) -> dict[str, str]:
         """The reason for each proposer that cannot draft: see `ProposerSmokeTest`."""

@@ -184,3 +184,35 @@ def test_the_writer_needs_no_heavy_imports() -> None:
         "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+async def test_a_failed_start_has_the_first_exception_of_the_engines_process() -> None:
+    lines: list[str] = []
+
+    async def start() -> None:
+        async with progress_pipe(lines.append) as pipe:
+            writer = ProgressWriter(pipe)
+            writer.fail(AttributeError("no conv_dim"))
+            writer.fail(RuntimeError("See root cause above."))
+            raise EngineStartError("Failed core proc(s): {}")
+
+    with pytest.raises(EngineStartError) as caught:
+        await start()
+    assert str(caught.value) == "vLLM did not start: AttributeError: no conv_dim"
+    assert lines == []
+
+
+async def test_a_refusal_explains_more_than_an_exception() -> None:
+    async def start() -> None:
+        async with progress_pipe(lambda line: None) as pipe:
+            ProgressWriter(pipe).fail(ValueError("x\ny" * 1000))
+            ProgressWriter(pipe).refuse("block_size", "too small")
+            raise EngineStartError("it ended")
+
+    with pytest.raises(EngineConfigError, match="too small"):
+        await start()
+
+
+async def test_an_exception_that_a_start_survives_is_not_told() -> None:
+    async with progress_pipe(lambda line: None) as pipe:
+        ProgressWriter(pipe).fail(ValueError("it was tried again"))

@@ -16,7 +16,7 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import RESERVED_ARGUMENTS, EngineConfig
 from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway import ray_backend
+from engine_adapter.vllm_engine.gateway import arguments, ray_backend
 from engine_adapter.vllm_engine.gateway.arguments import (
     CPU_KV_CACHE_BYTES,
     engine_args,
@@ -110,6 +110,16 @@ def test_an_argument_that_is_unknown_to_vllm_is_named() -> None:
     error = refusal(max_model_length=100)
     assert error.setting == "engine_args"
     assert "max_model_length" in str(error)
+
+
+def test_a_model_that_needs_a_missing_package_is_refused_with_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message = "Model architectures ['X'] failed to be inspected."
+    monkeypatch.setattr(arguments, "find_spec", lambda name: None)
+    assert "torchvision is not installed" in reason_of(ValueError(message))
+    monkeypatch.setattr(arguments, "find_spec", lambda name: name)
+    assert reason_of(ValueError(message)) == message
 
 
 def test_a_refusal_of_vllm_is_told_without_pydantics_words() -> None:

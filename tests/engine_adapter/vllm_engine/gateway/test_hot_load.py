@@ -13,6 +13,7 @@ from engine_adapter.seam.errors import EngineConfigError, EngineDead, EngineErro
 from engine_adapter.vllm_engine.gateway.hot_load import (
     load_proposer,
     smoke_test_proposers,
+    try_target,
     unload_proposer,
 )
 from engine_adapter.vllm_engine.wire import LoadState
@@ -44,7 +45,7 @@ class Ranks:
             raise EngineDead("dead")
         if method == "specgate_load_state":
             return [[state, f"why {i}"] for i, state in enumerate(self.states.pop(0))]
-        if method.startswith("specgate_smoke_test"):
+        if method.startswith(("specgate_smoke_test", "specgate_try_target")):
             return list(self.faults)
         return [{"lookup": (7, 0)}, {"lookup": (7, 0)}]
 
@@ -152,3 +153,16 @@ async def test_an_unloaded_proposer_leaves_the_registry_first(
     registry.add(parse_specs([LOOKUP])[0], [])
     await unload_proposer(ranks, registry, "lookup")
     assert ranks.calls == ["remove_proposer", "unload"], "no plan may name it any more"
+
+
+async def test_a_target_that_runs_on_every_rank_is_served() -> None:
+    ranks = Ranks()
+    await try_target(ranks, "org/m")
+    assert ranks.calls == ["try_target"]
+
+
+async def test_a_target_that_fails_on_one_rank_ends_the_start() -> None:
+    with pytest.raises(EngineConfigError) as caught:
+        await try_target(Ranks(faults=("", "RuntimeError: head dim 32")), "org/m")
+    assert caught.value.setting == "model"
+    assert "org/m cannot run a step on this machine: RuntimeError: head" in caught.value.message

@@ -162,6 +162,7 @@ class RandomPlans:
 
     row_table: RowTable
     num_spec_tokens: int
+    _slow_rows: SlowRows
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
