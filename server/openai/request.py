@@ -47,10 +47,12 @@ class Origin:
     Attributes:
         headers: name in lower case -> value.
         api_key: the name of its key, if it needed one.
+        is_background: it is a line of a batch.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = None
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +200,11 @@ async def admitted(
         echoes = prepared.shape.echoes_prompt
         check_echo(prepared.prompts, answer.n, prepared.options[0], echoes=echoes)
     cost = request_cost(
-        origin.api_key, prepared.prompts, answer.n, prepared.options[0], answer.priority
+        *(origin.api_key, prepared.prompts, answer.n, prepared.options[0], answer.priority),
+        is_background=origin.is_background,
     )
     adapter_used = runtime.lora_admin.used(prepared.checked.model.adapter)
-    waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
+    waiting = TimeLimit.earliest(waiting_limit(runtime, cost), limit)
     waited_s = 0.0
     with runtime.admission.ticket(cost) as ticket, adapter_used:
         of_prompts = (options.structured_output for options in prepared.options)
@@ -209,7 +212,7 @@ async def admitted(
             choose(runtime, prepared, origin)
             waited_s = await check_constraints(runtime, receive, constraints, ticket, waiting)
         if ticket.start_now():
-            runtime.admission.observe_wait(waited_s)
+            runtime.admission.observe_wait(cost, waited_s)
         else:
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)

@@ -23,6 +23,7 @@ from server.control.routing.rule_reader import RuleError, read_rules
 from server.control.routing.rules import Rule
 from server.control.switching.selection import resolve
 from server.settings.access_settings import NEVER_EMPTY, AccessSettings
+from server.settings.batch_settings import BatchSettings
 from server.settings.demo import demo_settings
 from server.settings.engine_arguments import EngineArguments
 from server.settings.fleet_settings import FleetSettings
@@ -48,6 +49,7 @@ _RULES = "routing_rules"
 class Settings(
     TelemetrySettings,
     LimitSettings,
+    BatchSettings,
     AccessSettings,
     FleetSettings,
     HttpSettings,

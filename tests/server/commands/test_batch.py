@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from server.batches.lines import BatchError, Output
 from server.cli import main
 from server.commands import BAD_SETTING, FAILED, INTERRUPTED
-from server.commands.batch_files import BatchError, Output
 
 FAKE = ("--engine", "fake")
 

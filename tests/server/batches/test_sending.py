@@ -1,10 +1,10 @@
-"""Requests of `specgate batch` while the engine dies, on a transport that simulates it."""
+"""Requests of a batch while the engine dies, on a transport that simulates it."""
 
 import httpx
 import pytest
 
-from server.commands.batch import MAX_ATTEMPTS, EngineGone, send
-from server.commands.batch_files import Request
+from server.batches.lines import Request
+from server.batches.sending import MAX_ATTEMPTS, EngineGone, send
 
 
 class Engine(httpx.AsyncBaseTransport):
@@ -43,16 +43,16 @@ async def test_a_request_is_sent_again_after_the_engine_died_and_came_back(
     monkeypatch: pytest.MonkeyPatch, deaths: int, status: int, requests: int
 ) -> None:
     # The number of polls does not matter.
-    monkeypatch.setattr("server.commands.batch.READY_POLL_S", 0)
+    monkeypatch.setattr("server.batches.sending.READY_POLL_S", 0)
     engine = Engine(deaths, polls=50)
     async with httpx.AsyncClient(transport=engine, base_url="http://batch") as client:
-        entry = await send(client, Request(1, "a", "/v1/completions", {}))
-    assert entry["response"]["status_code"] == status
+        response = await send(client, Request(1, "a", "/v1/completions", b"{}"))
+    assert response.status_code == status
     assert engine.requests == requests
-    assert entry["response"]["request_id"] == f"id-{requests}"
+    assert response.headers["x-request-id"] == f"id-{requests}"
 
 
 async def test_a_batch_does_not_wait_for_an_engine_that_is_not_replaced() -> None:
     async with httpx.AsyncClient(transport=Engine(1, None), base_url="http://batch") as client:
         with pytest.raises(EngineGone, match="Dead"):
-            await send(client, Request(1, "a", "/v1/completions", {}))
+            await send(client, Request(1, "a", "/v1/completions", b"{}"))
