@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from server.batches.lines import (
@@ -14,6 +16,19 @@ from server.batches.lines import (
     read_input,
     unanswered_entry,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An entry that was written.
+
+    Attributes:
+        num_bytes: 0 if it was not, because the line has one.
+        completed: its line was answered with status 200.
+    """
+
+    num_bytes: int
+    completed: bool
 
 
 class Results:
@@ -52,23 +67,25 @@ class Results:
         """The lines of an input without an entry. Raises `BatchError`."""
         return (item for item in read_input(path, rules) if not self.has(item))
 
-    def write(self, item: Request | BadLine, make_entry: Callable[[], Entry]) -> int:
-        """Writes the entry of a line that has none, and returns its bytes. Raises `BatchError`."""
+    def write(self, item: Request | BadLine, make_entry: Callable[[], Entry]) -> Written:
+        """Writes the entry of a line that has none. Raises `BatchError`."""
         entry = make_entry()
         with self._lock:
             if not self._is_open or self.has(item):
-                return 0
-            return self._file_of(entry).write(entry)
+                return Written(0, completed=False)
+            file = self._file_of(entry)
+            return Written(file.write(entry), completed=file is self.answers)
 
     def write_rest(self, path: Path, rules: LineRules, code: str, message: str) -> int:
         """Writes an error for each line without an entry, and returns the bytes of all.
 
         Raises `BatchError`.
         """
-        return sum(
-            self.write(item, lambda item=item: _unanswered(item, code, message))  # type: ignore[misc]
-            for item in self.remaining(path, rules)
-        )
+        num_bytes = 0
+        for item in self.remaining(path, rules):
+            make_entry = partial(_unanswered, item, code, message)
+            num_bytes += self.write(item, make_entry).num_bytes
+        return num_bytes
 
     def close(self) -> tuple[int, int]:
         """Ends the files, and returns their sizes. An empty one is removed."""

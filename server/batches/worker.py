@@ -170,7 +170,9 @@ class BatchWorker:
             status = await self._answer_lines(batch, results, results.remaining(path, rules))
             if status in _ENDINGS:
                 ending = partial(results.write_rest, path, rules, *_ENDINGS[status])
+                num_failed = len(results.errors.done)
                 self._files.count_bytes(batch.owner, await self._disk.run(ending))
+                self._metrics.count_unanswered(len(results.errors.done) - num_failed)
             elif status is not None and batch.status is not Status.FINALIZING:
                 await self._store.reach(batch, Status.FINALIZING)
         except EngineGone:
@@ -266,11 +268,10 @@ class BatchWorker:
         make_entry: Callable[[], Entry],
     ) -> None:
         """Writes an entry. Raises `BatchError`, also if the owner has too many bytes."""
-        num_bytes = await self._disk.run(lambda: results.write(item, make_entry))
-        num_completed = batch.completed
+        entry = await self._disk.run(lambda: results.write(item, make_entry))
         self._count(batch, results)
-        self._metrics.count_request(completed=batch.completed > num_completed)
-        self._files.count_bytes(batch.owner, num_bytes)
+        self._metrics.count_request(completed=entry.completed)
+        self._files.count_bytes(batch.owner, entry.num_bytes)
         try:
             self._files.check_bytes(batch.owner)
         except QuotaExceeded as error:

@@ -63,3 +63,7 @@ class BatchMetrics:
     def count_request(self, *, completed: bool) -> None:
         """Counts a line that has its entry."""
         self._requests.labels("completed" if completed else "failed").inc()
+
+    def count_unanswered(self, number: int) -> None:
+        """Counts lines that have an error because their batch has ended."""
+        self._requests.labels("failed").inc(number)

@@ -52,6 +52,22 @@ async def test_a_request_is_sent_again_after_the_engine_died_and_came_back(
     assert response.headers["x-request-id"] == f"id-{requests}"
 
 
+async def test_a_request_is_sent_again_while_the_engine_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("server.batches.sending.asyncio.sleep", wait)
+    answers = [httpx.Response(429, headers={"retry-after": "5"})] * 9 + [httpx.Response(200)]
+    transport = httpx.MockTransport(lambda request: answers.pop(0))
+    async with httpx.AsyncClient(transport=transport, base_url="http://batch") as client:
+        response = await send(client, Request(1, "a", "/v1/completions", b"{}"))
+    assert (response.status_code, waits) == (200, [5.0] * 9)
+
+
 async def test_a_batch_does_not_wait_for_an_engine_that_is_not_replaced() -> None:
     async with httpx.AsyncClient(transport=Engine(1, None), base_url="http://batch") as client:
         with pytest.raises(EngineGone, match="Dead"):
