@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.batches.files import FileStore, FilesUnavailable, StoredFile
+from server.errors import ClientDisconnected
 from server.http.event_stream import until_disconnect
 
 PIECE_BYTES = 256 * 2**10
@@ -42,11 +43,15 @@ class FileContent(Bytes):
             except OSError as error:
                 raise FilesUnavailable(error) from None
             stack.enter_context(content)
-            await until_disconnect(receive, self._send_all(content, send))
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            try:
+                await until_disconnect(receive, self._send_pieces(content, send))
+            except ClientDisconnected:
+                return  # With the answer begun, there is nobody to tell.
+            # After it the server says that the client is gone, as after each answer.
+            await send({"type": "http.response.body", "body": b""})
 
-    async def _send_all(self, content: BinaryIO, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
+    async def _send_pieces(self, content: BinaryIO, send: Send) -> None:
         while piece := await self._store.disk.run(lambda: content.read(PIECE_BYTES)):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})

@@ -1,4 +1,4 @@
-"""OpenAI's batch example, with the real client, on the real engine, over a restart of the server."""
+"""OpenAI's batch example, with the real client, on the real engine, over a restart."""
 
 import json
 import time
@@ -49,7 +49,8 @@ def test_a_batch_is_answered_over_a_restart_and_beside_other_requests(tmp_path: 
 
     server = Served.start_beside(tmp_path / "first.log", *flags)
     with client_of(server) as client:
-        batch_input_file = client.files.create(file=source.open("rb"), purpose="batch")
+        with source.open("rb") as file:
+            batch_input_file = client.files.create(file=file, purpose="batch")
         batch = client.batches.create(
             input_file_id=batch_input_file.id,
             endpoint="/v1/chat/completions",

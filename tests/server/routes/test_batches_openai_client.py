@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
+from structlog.testing import capture_logs
 
 from tests.server.gateway import MODEL
 from tests.server.threaded import ThreadedServer
@@ -90,7 +92,10 @@ def test_files_and_batches_are_listed_and_deleted(client: openai.OpenAI, tmp_pat
     assert file.bytes == (tmp_path / "0.jsonl").stat().st_size
     assert file.expires_at is not None
     assert file.expires_at - file.created_at == 30 * 24 * 3600
-    assert client.files.content(file.id).read() == (tmp_path / "0.jsonl").read_bytes()
+    with capture_logs() as events:
+        assert client.files.content(file.id).read() == (tmp_path / "0.jsonl").read_bytes()
+        assert httpx.get(f"{client.base_url}files/{file.id}/content").status_code == 200
+    assert "unhandled_exception" not in {event["event"] for event in events}
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(file.id)

@@ -292,3 +292,28 @@ async def test_pages(start: StartGateway, folder: Path) -> None:
     assert rest["has_more"] is False
     assert [file["id"] for file in page["data"] + rest["data"]] == ids[::-1]
     assert (await get("/v1/files", params={"purpose": "batch_output"})).json()["data"] == []
+
+
+async def test_a_client_that_leaves_ends_its_download(start: StartGateway, folder: Path) -> None:
+    gateway = await start(files_dir=str(folder))
+    file = (await upload(gateway, b"x" * 10**6)).json()
+    path = f"/v1/files/{file['id']}/content"
+    is_gone, num_pieces = asyncio.Event(), 0
+
+    async def receive() -> Any:
+        await is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        nonlocal num_pieces
+        num_pieces += message["type"] == "http.response.body"
+        if num_pieces == 2:
+            is_gone.set()
+            await asyncio.sleep(60)
+
+    exchange = gateway.exchange(path, None)
+    scope = {**exchange._scope(), "method": "GET"}
+    async with asyncio.timeout(30):
+        await gateway.app(scope, receive, send)
+    shelf = gateway.state.enabled_batches().files.shelf("")
+    assert (num_pieces, shelf.num_transfers) == (2, 0)
