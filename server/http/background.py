@@ -1,5 +1,7 @@
 """Requests that the server sends to itself in the background: the lines of batches."""
 
+import asyncio
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.auth import authorize
@@ -19,8 +21,18 @@ class Background:
         self._owner = owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Marks the request and passes it on."""
+        """Marks the request and passes it on.
+
+        It has a task of its own: a drain that has waited long enough cancels the request's task,
+        which must not be that of the batch.
+        """
         exchange_of(scope).is_background = True
         authorize(scope, self._owner)
         with texts_of(self._owner or None):
-            await self._app(scope, receive, send)
+            answering = asyncio.ensure_future(self._app(scope, receive, send))
+        try:
+            await asyncio.wait((answering,))
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+        answering.result()

@@ -361,6 +361,16 @@ async def test_a_batch_gives_way_to_other_requests(start: StartGateway, folder: 
     await end(gateway, batch)
 
 
+async def test_a_drain_that_ends_requests_loses_no_line(start: StartGateway, folder: str) -> None:
+    gateway = await start(files_dir=folder, engine_args=SLOW, max_num_seqs=4)
+    batch = await create(gateway, long_lines(12))
+    await eventually(lambda: gateway.engine.num_running == 3)
+    drain = {"proposer": "ngram", "mode": "drain", "timeout_s": 0.05, "on_timeout": "abort"}
+    assert (await gateway.post("/v1/switch_spec_method", drain)).status_code == 200
+    ended = await end(gateway, batch)
+    assert ended["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
+
+
 async def test_no_limit_of_time_or_of_a_key_ends_a_line(start: StartGateway, folder: str) -> None:
     limits = {
         "queue_timeout_s": 0.001,
