@@ -140,14 +140,17 @@ class Renderer:
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        documents: Sequence[Mapping[str, str]] = (),
+        template: str | None = None,
         param: str = "messages",
         max_chars: int | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a chat, as the template renders it.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
-        format. Raises `InvalidField`, mostly naming `param`, if the model has no template, the
-        template rejects the messages, or the rendered chat has more than `max_chars` characters.
+        format; `template` is used instead of the server's. Raises `InvalidField`, mostly naming
+        `param`, if there is no template, the template rejects the messages, or the rendered chat
+        has more than `max_chars` characters.
         """
         self._check_variables(variables or {})
         # Templates tell "no tools" by null, and some take an empty list for tools.
@@ -155,11 +158,14 @@ class Renderer:
             "messages": list(messages),
             "variables": variables or {},
             "tools": list(tools) or None,
+            # Not every tokenizer's own code takes documents.
+            "documents": {"documents": list(documents)} if documents else {},
         }
         render = partial(
             self._render,
             chat,
             param,
+            template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
@@ -178,9 +184,9 @@ class Renderer:
         name = partial(self._tokens, token_ids)
         return await self._threads.run(name, TOKEN_CHARS * len(token_ids))
 
-    def mentions(self, *names: str) -> bool:
-        """Whether the chat template has one of these names, of variables."""
-        template = self._chat_template or str(self._tokenizer.chat_template or "")
+    def mentions(self, *names: str, template: str | None = None) -> bool:
+        """Whether the chat template, or `template`, has one of these names, of variables."""
+        template = template or self._chat_template or str(self._tokenizer.chat_template or "")
         return any(re.search(rf"\b{re.escape(name)}\b", template) for name in names)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
@@ -221,9 +227,9 @@ class Renderer:
                 raise InvalidField(param, f"{param} is not a variable of the template.")
 
     def _render(
-        self, chat: Mapping[str, Any], param: str, **options: Any
+        self, chat: Mapping[str, Any], param: str, template: str | None, **options: Any
     ) -> tuple[str, HiddenValue]:
-        if not self.has_chat_template:
+        if template is None and not self.has_chat_template:
             message = "The model has no chat template; set one with --chat-template."
             raise InvalidField(param, message, "no_chat_template")
         try:
@@ -233,7 +239,8 @@ class Renderer:
             text = self._tokenizer.apply_chat_template(
                 hidden_value.value["messages"],
                 tools=hidden_value.value["tools"],
-                chat_template=self._chat_template,
+                **hidden_value.value["documents"],
+                chat_template=template or self._chat_template,
                 tokenize=False,
                 **hidden_value.value["variables"],
                 **options,

@@ -31,6 +31,7 @@ from server.openai.body_checks import CheckedBody, header_list
 from server.openai.choices import ChoiceShape
 from server.openai.prompts import check_echo
 from server.schema.generation_body import GenerationBody, SpecDecode
+from server.settings import Settings
 from server.state import Runtime
 from server.time_limits import TimeLimit
 
@@ -82,7 +83,7 @@ class AnswerOptions:
     priority: int
 
 
-def answer_options(body: GenerationBody) -> AnswerOptions:
+def answer_options(body: GenerationBody, settings: Settings) -> AnswerOptions:
     """Those of a checked body. Raises `InvalidField` for two different proposers."""
     return AnswerOptions(
         method=method_request(body),
@@ -94,7 +95,7 @@ def answer_options(body: GenerationBody) -> AnswerOptions:
         has_token_ids=bool(body.return_token_ids),
         num_prompt_logprobs=body.prompt_logprobs,
         cache_salt=body.cache_salt,
-        priority=body.priority or 0,
+        priority=(body.priority or 0) if settings.has_priorities else 0,
     )
 
 

@@ -144,6 +144,12 @@ class DetokenizeResponse(BaseModel):
     prompt: str
 
 
+class ServerLoad(BaseModel):
+    """`GET /load`."""
+
+    server_load: int = Field(description="requests that generate or wait")
+
+
 class Health(BaseModel):
     """`GET /health`."""
 

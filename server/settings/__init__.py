@@ -105,6 +105,9 @@ class Settings(
     chat_template: str | None = Field(
         None, description="file with a Jinja chat template, if not the tokenizer's"
     )
+    trust_request_chat_template: bool = Field(
+        False, description="let requests bring a chat template; one that never ends stops a thread"
+    )
     special_tokens_in_chats: Literal["as-text", "as-tokens"] = Field(
         "as-text",
         description="what the text of a special token in a chat's texts is: text, or the token as "
@@ -255,6 +258,11 @@ class Settings(
     def initial_proposer(self) -> str:
         """The name of the proposer or policy that `spec_method` refers to, or `none`."""
         return self._initial_method().proposer
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether the `priority` of requests decides their order."""
+        return self.scheduling_policy == "priority"
 
     @property
     def proposer_names(self) -> tuple[str, ...]:

@@ -96,6 +96,7 @@ SUCCESS: dict[str, list[Any]] = {
     "cancel_batch": [None],
     "get_health": [None],
     "get_readiness": [None],
+    "get_load": [None],
     "get_metrics": [None],
     "switch_spec_method": [{"proposer": "ngram"}, {"proposer": "auto", "mode": "drain"}],
     "check_switch": [
