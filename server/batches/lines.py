@@ -106,7 +106,7 @@ class Tokens:
         """Adds the usage of an answer; the routes have different names for its fields."""
         is_response = "input_tokens" in usage
         prompt, answer = ("input", "output") if is_response else ("prompt", "completion")
-        self.input_tokens += usage[f"{prompt}_tokens"]
+        self.input_tokens += usage.get(f"{prompt}_tokens", 0)
         self.output_tokens += usage.get(f"{answer}_tokens", 0)
         prompt_details = usage.get(f"{prompt}_tokens_details") or {}
         answer_details = usage.get(f"{answer}_tokens_details") or {}
@@ -148,7 +148,7 @@ class Done:
         if response is None or response["status_code"] != 200:
             self.failed += 1
         else:
-            self.tokens.add(response["body"]["usage"])
+            self.tokens.add(_usage(response))
 
 
 def read_input(path: Path, rules: LineRules = ANY_LINE) -> Iterator[Request | BadLine]:
@@ -247,12 +247,17 @@ def bad_line_entry(bad: BadLine) -> Entry:
     return _entry(bad.custom_id, None, error)
 
 
+def _usage(response: dict[str, Any]) -> dict[str, Any]:
+    """The usage of an answer; an answer that has not ended has none."""
+    return response["body"].get("usage") or {}
+
+
 def generated_tokens(entry: Entry) -> int:
     """The tokens that an entry's answer has; 0 for a refusal or a failure."""
     response = entry["response"]
     if response is None or response["status_code"] != 200:
         return 0
-    figures = response["body"]["usage"]
+    figures = _usage(response)
     # The routes have different names for it.
     count: int = figures.get("completion_tokens", figures.get("output_tokens", 0))
     return count

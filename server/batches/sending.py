@@ -80,7 +80,7 @@ async def send(client: httpx.AsyncClient, request: Request) -> httpx.Response:
             # The application answers a cancelled request, as a server that stops does.
             raise asyncio.CancelledError
         if response.status_code == 429:
-            await asyncio.sleep(float(response.headers[RETRY_AFTER]))
+            await asyncio.sleep(float(response.headers.get(RETRY_AFTER, 1)))
             continue
         if response.status_code != 503:
             return response

@@ -67,6 +67,7 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
         "key_file": None,
         "fleet_peers": (),
         "fleet_state": None,
+        "files_dir": None,
     }
     timeouts = {"queue_timeout_s": 0.0, "first_token_timeout_s": 0.0, "request_timeout_s": 0.0}
     unlimited = {
