@@ -6,12 +6,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import structlog
+
 from engine_adapter.seam.text import short_repr
 from server.batches.disk import Disk
 from server.batches.folder import Kind
 from server.control.admission.limit_errors import ConcurrencyLimit
 from server.errors import ApiError, NotFound, Unavailable
 from server.settings.batch_settings import BatchSettings
+
+log = structlog.get_logger(__name__)
 
 MAX_TRANSFERS = 8
 """The most uploads and downloads of an owner at a time: each has an open file."""
@@ -104,9 +108,14 @@ class FileStore:
     def load(self, records: Iterator[Mapping[str, Any]]) -> None:
         """Takes the files of an earlier run. Waits for the disk; called once, before requests.
 
-        A record whose content is gone is removed.
+        A record whose content is gone is removed, and one of other fields is left out.
         """
-        files = [StoredFile(**record) for record in records]
+        files = []
+        for record in records:
+            try:
+                files.append(StoredFile(**record))
+            except TypeError as error:
+                log.error("record_unreadable", file=record["id"], reason=str(error))
         for file in sorted(files, key=lambda each: (each.created_at, each.id)):
             if self.disk.folder.content(file.id).is_file():
                 self._place(file)

@@ -102,9 +102,14 @@ class Folder:
             if not _ID.fullmatch(path.stem):
                 continue
             try:
-                yield dict(json.loads(path.read_text("ascii")), id=path.stem)
-            except (OSError, ValueError, TypeError) as error:
+                record = json.loads(path.read_text("ascii"))
+            except (OSError, ValueError) as error:
                 log.error("record_unreadable", file=str(path), reason=str(error))
+                continue
+            if isinstance(record, dict):
+                yield record | {"id": path.stem}
+            else:
+                log.error("record_unreadable", file=str(path), reason="it is not a JSON object")
 
     def _path(self, kind: Kind, record_id: str, ending: str) -> Path:
         if not _ID.fullmatch(record_id):

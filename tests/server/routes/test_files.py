@@ -263,14 +263,15 @@ async def test_files_expire(
     assert second["id"] in of_disk(folder)
 
 
+@pytest.mark.parametrize("broken", ["{broken", "[]", "{}", '{"owner": "a", "more": 1}'])
 async def test_files_survive_a_restart_and_what_is_broken_is_left_out(
-    start: StartGateway, folder: Path
+    start: StartGateway, folder: Path, broken: str
 ) -> None:
     first = await start(files_dir=str(folder), **TEAMS)
     ids = [(await upload(first, name=f"{i}", headers=A)).json()["id"] for i in range(3)]
     await first.state.enabled_batches().close()
     (folder / "files" / ids[0]).unlink()
-    (folder / "files" / f"{ids[1]}.json").write_text("{broken")
+    (folder / "files" / f"{ids[1]}.json").write_text(broken)
     (folder / "uploads" / "left").write_text("of a crash")
     second = await start(files_dir=str(folder), **TEAMS)
     listed = (await second.client.get("/v1/files", headers=A)).json()["data"]
