@@ -27,6 +27,9 @@ LONG_CHAT_VALUES = 256
 A message of text has three values; tool calls and the schemas of tools have many.
 """
 
+_PATHS = ("_file", "_path")
+"""The ends of the names of a tokenizer's settings that are paths of this machine."""
+
 LARGE_CHAT_VALUES = 4_096
 """Chats of more JSON values, or of large texts together, are rendered one at a time."""
 
@@ -184,6 +187,18 @@ class Renderer:
         name = partial(self._tokens, token_ids)
         return await self._threads.run(name, TOKEN_CHARS * len(token_ids))
 
+    def tokenizer_config(self) -> dict[str, Any]:
+        """What `tokenizer_config.json` has, with the template that renders chats; without paths."""
+        config = {
+            name: _plain(value)
+            for name, value in (getattr(self._tokenizer, "init_kwargs", None) or {}).items()
+            if not name.endswith(_PATHS)
+        }
+        config["tokenizer_class"] = type(self._tokenizer).__name__
+        if self.has_chat_template:
+            config["chat_template"] = self._chat_template or self._tokenizer.chat_template
+        return config
+
     def mentions(self, *names: str, template: str | None = None) -> bool:
         """Whether the chat template, or `template`, has one of these names, of variables."""
         template = template or self._chat_template or str(self._tokenizer.chat_template or "")
@@ -249,6 +264,17 @@ class Renderer:
             message = f"The chat template rejects these messages: {truncate(str(error))}"
             raise InvalidField(param, message) from error
         return str(text), hidden_value
+
+
+def _plain(value: Any) -> Any:
+    """A value of a tokenizer's configuration as JSON has it."""
+    if hasattr(value, "content"):  # an added token
+        return value.content
+    if isinstance(value, dict):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _size(chat: Any) -> int:

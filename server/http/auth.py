@@ -43,6 +43,7 @@ ADMIN_PATHS = frozenset(
         "/v1/unload_proposer",
         "/v1/spec_policy",
         "/v1/explain",
+        "/tokenizer_info",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
         FLEET_PATH,

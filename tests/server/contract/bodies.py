@@ -85,6 +85,7 @@ SUCCESS: dict[str, list[Any]] = {
     "get_version": [None],
     "tokenize": [{"prompt": "x"}, {"messages": CHAT["messages"], "return_token_strs": True}],
     "detokenize": [{"tokens": [5, 6]}],
+    "get_tokenizer_info": [None],
     "list_files": [None],
     "create_file": [FORM],
     "retrieve_file": [None],

@@ -48,7 +48,7 @@ OPENED_BY = {
             *("/v1/switch_spec_method", "/v1/spec_method", "/v1/spec_policy", "/v1/explain"),
             *("/v1/check_switch", "/v1/fleet_method"),
             *("/v1/proposers", "/v1/load_proposer", "/v1/unload_proposer"),
-            *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+            *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/tokenizer_info"),
         ),
         ADMINS,
     ),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from demo import model_path
 from engine_adapter.seam.types import GenerationRequest
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, events, eventually
@@ -159,3 +160,16 @@ async def test_the_load_is_what_generates_or_waits(start: StartGateway) -> None:
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
+
+
+async def test_the_tokenizer_is_shown_without_paths(start: StartGateway, tmp_path: Path) -> None:
+    gateway = await start(chat_template=rag(tmp_path), admin_key=["sk-admin"], api_key=["sk-api"])
+    for key, status in (("sk-api", 401), ("sk-admin", 200)):
+        headers = {"authorization": f"Bearer {key}"}
+        response = await gateway.client.get("/tokenizer_info", headers=headers)
+        assert response.status_code == status
+    config = response.json()
+    assert config["chat_template"] == RAG
+    assert isinstance(config["tokenizer_class"], str)
+    assert config["eos_token"]
+    assert str(model_path()) not in response.text
