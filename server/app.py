@@ -9,6 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from engine_adapter.seam.interface import Engine
 from server import __version__
+from server.batches.folder import Folder, open_folder
+from server.batches.service import Batches
 from server.console import pages
 from server.contract.document import EncodedDocument
 from server.control.admin.audit import Audit
@@ -24,9 +26,11 @@ from server.http.middleware import AccessLog, ErrorBoundary, RequestId, TraceReq
 from server.lifespan import StartupCallbacks, lifespan
 from server.routes import (
     admin,
+    batches,
     chat,
     completions,
     console,
+    files,
     fleet,
     health,
     lora,
@@ -52,6 +56,8 @@ ROUTERS = (
     messages.router,
     models.router,
     tokenize.router,
+    files.router,
+    batches.router,
     health.router,
     metrics.router,
     openapi.router,
@@ -61,6 +67,9 @@ ROUTERS = (
     lora.router,
 )
 """The routers of all routes but the console's."""
+
+LINE_ROUTERS = (chat.router, completions.router, responses.router, health.router)
+"""The routers that the lines of batches use."""
 
 
 class _Application(FastAPI):
@@ -82,10 +91,12 @@ def create_app(
     registry: CollectorRegistry,
     callbacks: StartupCallbacks | None = None,
     audit: Audit | None = None,
+    folder: Folder | None = None,
 ) -> FastAPI:
     """The application for an engine that has not started; the lifespan starts the engine.
 
-    Without an `audit`, admin changes are recorded in memory only.
+    Without an `audit`, admin changes are recorded in memory only. Without a `folder`, that of the
+    settings is opened, which raises `SettingError` if it cannot be used.
     """
     has_console = settings.console and pages.installed()
     key_limits = KeyLimits(
@@ -97,6 +108,8 @@ def create_app(
         *(settings, engine, metrics, registry, audit),
         *(Keyring(settings, metrics.files), key_limits, _tracing(settings)),
     )
+    if (folder := folder or open_folder(settings.files_dir)) is not None:
+        state.batches = Batches(folder, settings, metrics.batches, _line_application(state))
     app = _Application(
         title="Specgate",
         version=__version__,
@@ -112,6 +125,21 @@ def create_app(
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
     for router in (*ROUTERS, console.router) if has_console else ROUTERS:
+        app.include_router(router)
+    return app
+
+
+def _line_application(state: AppState) -> FastAPI:
+    """What answers the lines of batches: the same routes, without what belongs to a connection."""
+    app = FastAPI(
+        middleware=[Middleware(RequestId), Middleware(ErrorBoundary)],
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.specgate = state
+    install_error_handlers(app)
+    for router in LINE_ROUTERS:
         app.include_router(router)
     return app
 
@@ -143,5 +171,10 @@ def _middleware(state: AppState, has_console: bool) -> list[Middleware]:
             AuthMiddleware, settings=settings, keyring=state.keyring, has_console=has_console
         ),
         Middleware(KeyLimit, limits=state.key_limits, refusal=state.refusal),
-        Middleware(BodyLimit, settings=settings, reading=state.reading),
+        Middleware(
+            BodyLimit,
+            settings=settings,
+            reading=state.reading,
+            max_file_bytes=None if settings.files_dir is None else settings.max_file_bytes,
+        ),
     ]

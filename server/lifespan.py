@@ -67,6 +67,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(start_task, return_exceptions=True)
         for part in state.fleet_parts:
             await part.close()
+        if state.batches is not None:
+            await state.batches.close()
         closing = [] if state.tracing is None else [state.tracing.close()]
         await asyncio.gather(state.engine.stop(), *closing)
         state.audit.close()
@@ -79,6 +81,7 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
         state.fleet_parts.append(runtime.fleet)
         await _join_fleet(state, runtime.fleet)
         state.runtime = runtime
+        _begin_batches(state, runtime)
         if state.leaving:  # told before there was a runtime
             state.leave()
     except Exception as error:
@@ -91,6 +94,13 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
         callbacks.on_ready(state.runtime.info)
     finally:
         state.start_ended.set()
+
+
+def _begin_batches(state: AppState, runtime: Runtime) -> None:
+    """Answers batches from now on, those included that the last stop interrupted."""
+    if state.batches is None:
+        return
+    state.batches.begin(state.keyring.has_owner, runtime.admission.slots.limits.background)
 
 
 async def _join_fleet(state: AppState, member: Member) -> None:

@@ -27,6 +27,9 @@ LONG_CHAT_VALUES = 256
 A message of text has three values; tool calls and the schemas of tools have many.
 """
 
+_PATHS = ("_file", "_path")
+"""The ends of the names of a tokenizer's settings that are paths of this machine."""
+
 LARGE_CHAT_VALUES = 4_096
 """Chats of more JSON values, or of large texts together, are rendered one at a time."""
 
@@ -140,14 +143,17 @@ class Renderer:
         add_special_tokens: bool = False,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        documents: Sequence[Mapping[str, str]] = (),
+        template: str | None = None,
         param: str = "messages",
         max_chars: int | None = None,
     ) -> tuple[int, ...]:
         """The token ids of a chat, as the template renders it.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
-        format. Raises `InvalidField`, mostly naming `param`, if the model has no template, the
-        template rejects the messages, or the rendered chat has more than `max_chars` characters.
+        format; `template` is used instead of the server's. Raises `InvalidField`, mostly naming
+        `param`, if there is no template, the template rejects the messages, or the rendered chat
+        has more than `max_chars` characters.
         """
         self._check_variables(variables or {})
         # Templates tell "no tools" by null, and some take an empty list for tools.
@@ -155,11 +161,14 @@ class Renderer:
             "messages": list(messages),
             "variables": variables or {},
             "tools": list(tools) or None,
+            # Not every tokenizer's own code takes documents.
+            "documents": {"documents": list(documents)} if documents else {},
         }
         render = partial(
             self._render,
             chat,
             param,
+            template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
@@ -178,9 +187,21 @@ class Renderer:
         name = partial(self._tokens, token_ids)
         return await self._threads.run(name, TOKEN_CHARS * len(token_ids))
 
-    def mentions(self, *names: str) -> bool:
-        """Whether the chat template has one of these names, of variables."""
-        template = self._chat_template or str(self._tokenizer.chat_template or "")
+    def tokenizer_config(self) -> dict[str, Any]:
+        """What `tokenizer_config.json` has, with the template that renders chats; without paths."""
+        config = {
+            name: _plain(value)
+            for name, value in (getattr(self._tokenizer, "init_kwargs", None) or {}).items()
+            if not name.endswith(_PATHS)
+        }
+        config["tokenizer_class"] = type(self._tokenizer).__name__
+        if self.has_chat_template:
+            config["chat_template"] = self._chat_template or self._tokenizer.chat_template
+        return config
+
+    def mentions(self, *names: str, template: str | None = None) -> bool:
+        """Whether the chat template, or `template`, has one of these names, of variables."""
+        template = template or self._chat_template or str(self._tokenizer.chat_template or "")
         return any(re.search(rf"\b{re.escape(name)}\b", template) for name in names)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
@@ -221,9 +242,9 @@ class Renderer:
                 raise InvalidField(param, f"{param} is not a variable of the template.")
 
     def _render(
-        self, chat: Mapping[str, Any], param: str, **options: Any
+        self, chat: Mapping[str, Any], param: str, template: str | None, **options: Any
     ) -> tuple[str, HiddenValue]:
-        if not self.has_chat_template:
+        if template is None and not self.has_chat_template:
             message = "The model has no chat template; set one with --chat-template."
             raise InvalidField(param, message, "no_chat_template")
         try:
@@ -233,7 +254,8 @@ class Renderer:
             text = self._tokenizer.apply_chat_template(
                 hidden_value.value["messages"],
                 tools=hidden_value.value["tools"],
-                chat_template=self._chat_template,
+                **hidden_value.value["documents"],
+                chat_template=template or self._chat_template,
                 tokenize=False,
                 **hidden_value.value["variables"],
                 **options,
@@ -242,6 +264,17 @@ class Renderer:
             message = f"The chat template rejects these messages: {truncate(str(error))}"
             raise InvalidField(param, message) from error
         return str(text), hidden_value
+
+
+def _plain(value: Any) -> Any:
+    """A value of a tokenizer's configuration as JSON has it."""
+    if hasattr(value, "content"):  # an added token
+        return value.content
+    if isinstance(value, dict):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _size(chat: Any) -> int:

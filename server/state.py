@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from engine_adapter.seam.errors import EngineNotReady
 from engine_adapter.seam.interface import Engine
 from engine_adapter.seam.types import EngineInfo
+from server.batches.service import Batches
 from server.control.admin.audit import Audit
 from server.control.admin.lora_admin import LoraAdmin
 from server.control.admin.policy_admin import PolicyAdmin
@@ -69,6 +70,7 @@ class AppState:
 
     Attributes:
         tracing: `None` if traces are off.
+        batches: files and batches; `None` without `--files-dir`.
         runtime: `None` until the engine has started.
         startup_error: the reason why the engine did not start.
         start_ended: set when the start has ended, with a runtime or with an error.
@@ -85,6 +87,7 @@ class AppState:
     keyring: Keyring
     key_limits: KeyLimits
     tracing: "Tracing | None" = None
+    batches: Batches | None = None
     runtime: Runtime | None = None
     startup_error: Exception | None = None
     start_ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -95,6 +98,8 @@ class AppState:
     def leave(self) -> None:
         """Notes that the server was told to stop. Safe to call twice."""
         self.leaving = True
+        if self.batches is not None:
+            self.batches.leave()
         if self.runtime is not None:
             # Requests that a drain holds have the same time to finish as others.
             self.runtime.switcher.stop()
@@ -102,6 +107,13 @@ class AppState:
     def refusal(self, key: str | None) -> ApiError | None:
         """The error of a request of an API key for which the queue has no place now."""
         return None if self.runtime is None else self.runtime.admission.refusal(key)
+
+    def enabled_batches(self) -> Batches:
+        """Files and batches. Raises `ApiError` (409) for a server that keeps none."""
+        if self.batches is None:
+            message = "This server keeps no files and no batches: start it with --files-dir."
+            raise ApiError(409, message, code="files_disabled")
+        return self.batches
 
     @property
     def ready(self) -> bool:
@@ -157,6 +169,12 @@ async def get_ready_runtime(request: Request) -> Runtime:
     return runtime
 
 
+async def get_started_state(request: Request) -> AppState:
+    """The state, once the engine has started. Raises `EngineNotReady` (503)."""
+    await get_runtime(request)
+    return await get_state(request)
+
+
 AnyState = Annotated[AppState, Depends(get_state)]
 """For routes that answer while the engine loads."""
 
@@ -165,3 +183,6 @@ StartedRuntime = Annotated[Runtime, Depends(get_runtime)]
 
 ReadyRuntime = Annotated[Runtime, Depends(get_ready_runtime)]
 """For routes that need a live engine: 503 until it has started, and while it is dead."""
+
+StartedState = Annotated[AppState, Depends(get_started_state)]
+"""For the routes of files and batches: 503 until the engine has started."""

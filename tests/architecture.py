@@ -35,6 +35,7 @@ ROUTES_MAY_IMPORT = (
     "server.routes",
     "server.schema",
     "server.anthropic",
+    "server.batches",
     "server.openai",
     "server.http.event_stream",
     "server.http.exchange",

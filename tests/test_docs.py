@@ -35,6 +35,7 @@ from server.fleet.desired import DesiredState
 from server.fleet.replica import Checked, FleetStatus, ReplicaState
 from server.openai.usage import speculative_decoding
 from server.schema import admin, fleet, policy
+from server.schema.batches import BatchRequest, OutputExpiresAfter
 from server.schema.chat import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from server.schema.completions import CompletionRequest
 from server.schema.generation_body import SpecDecode, StreamOptions
@@ -169,10 +170,12 @@ BODIES = (
     ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    BatchRequest,
 )
 PARTS = (
     SpecDecode,
     StreamOptions,
+    OutputExpiresAfter,
     FunctionTool,
     MessageItem,
     FunctionCallItem,
@@ -242,7 +245,7 @@ def test_every_error_code_is_documented_and_every_documented_one_exists() -> Non
 def test_every_metric_of_ours_is_in_a_table_with_type_and_labels(
     own_metrics: dict[str, tuple[str, tuple[str, ...]]],
 ) -> None:
-    assert len(own_metrics) == 54
+    assert len(own_metrics) == 59
     table = {cells[0]: cells for cells in checks.rows(METRICS)}
     for name, (kind, labels) in own_metrics.items():
         cells = table[f"`{name}`"]

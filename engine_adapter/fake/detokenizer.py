@@ -25,11 +25,20 @@ class Detokenizer:
         )
         self._text = ""
         self._num_shown = 0
+        # As in vLLM: without spaces, an added token after another one is what it is written as.
+        self._added: dict[int, str] = {}
+        if not (sampling.skip_special_tokens or sampling.spaces_between_special_tokens):
+            added_tokens = tokenizer.get_added_tokens_decoder()
+            self._added = {token_id: token.content for token_id, token in added_tokens.items()}
+        self._follows_added = False
 
     def add(self, token_id: int, *, may_stop: bool) -> str | None:
         """Appends a token. Returns the stop string that it completed, if `may_stop`."""
         start = len(self._text)
-        self._text += self._stream.step(self._tokenizer, token_id) or ""
+        text = self._stream.step(self._tokenizer, token_id) or ""
+        is_added = token_id in self._added
+        self._text += self._added[token_id] if is_added and self._follows_added else text
+        self._follows_added = is_added
         if not may_stop or len(self._text) == start:
             return None
         return self._match(start)

@@ -92,6 +92,8 @@ class SamplingOptions:
         seed: makes the sequence repeatable.
         logprobs, prompt_logprobs: alternatives per token; 0 returns only the token's own.
         stop: strings that end the text; the text ends before the matched string.
+        spaces_between_special_tokens: without `skip_special_tokens`, added tokens that follow
+            each other are decoded as other tokens are, not as they are written.
     """
 
     temperature: float = 1.0
@@ -114,6 +116,7 @@ class SamplingOptions:
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
 

@@ -5,12 +5,11 @@ The requests go through the same application as over HTTP, so bodies behave exac
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +20,24 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from engine_adapter.seam.cancellation import was_cancelled
 from engine_adapter.seam.errors import EngineError
 from engine_adapter.seam.factory import create_engine
 from server.app import create_app
-from server.commands import BAD_SETTING, FAILED, INTERRUPTED, print_error
-from server.commands.admin_client import Parser
-from server.commands.batch_files import (
+from server.batches.lines import (
     BadLine,
     BatchError,
+    Entry,
     Output,
     Request,
-    bad_line_entry,
     count_input,
     generated_tokens,
     read_input,
-    response_entry,
 )
+from server.batches.sending import EngineGone, answer_lines
+from server.commands import BAD_SETTING, FAILED, INTERRUPTED, print_error
+from server.commands.admin_client import Parser
 from server.commands.server_process import print_start_error
 from server.commands.startup_display import StartupDisplay
-from server.http.headers import REQUEST_ID, RETRY_AFTER
 from server.lifespan import StartupCallbacks
 from server.settings import Settings
 from server.settings.access_settings import KEY_SETTINGS
@@ -54,16 +51,7 @@ from server.telemetry.metrics import Metrics
 CONCURRENCY = 32
 """Default number of requests that run at the same time."""
 
-MAX_ATTEMPTS = 3
-"""How often a request is sent if the engine dies while it runs."""
-
-READY_POLL_S = 0.5
-
 USAGE = "specgate batch IN.jsonl OUT.jsonl [--concurrency N] [MODEL] [flags of specgate serve]"
-
-
-class EngineGone(Exception):
-    """The engine is dead and is not replaced; the message is the server's."""
 
 
 def _without_clients(settings: Settings, concurrency: int) -> Settings:
@@ -80,6 +68,7 @@ def _without_clients(settings: Settings, concurrency: int) -> Settings:
         "key_file": None,
         "fleet_peers": (),
         "fleet_state": None,
+        "files_dir": None,
     }
     timeouts = {"queue_timeout_s": 0.0, "first_token_timeout_s": 0.0, "request_timeout_s": 0.0}
     unlimited = {
@@ -209,32 +198,26 @@ class BatchRun:
         self._start_s = time.monotonic()
         items = (item for item in read_input(self._source) if not self._output.done.has(item))
         transport = httpx.ASGITransport(app)
-        engine_error: EngineGone | None = None
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             with self._bar() as bar:
                 task = bar.add_task("", total=self._total, completed=self._skipped, rate="")
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        for _ in range(min(self._concurrency, self._total - self._skipped)):
-                            group.create_task(self._work(client, items, bar, task))
-                except* EngineGone as group_of:
-                    engine_error = next(iter(_leaves(group_of)))
-                except* BatchError as group_of:
-                    raise next(iter(_leaves(group_of))) from None
-        if engine_error is not None:
-            print_error(f"{engine_error} Run the same command to continue.")
-        return self._summary()
 
-    async def _work(
-        self, client: httpx.AsyncClient, items: Iterator[Request | BadLine], bar: Bar, task: Any
-    ) -> None:
-        """Processes items until none is left."""
-        for item in items:
-            entry = bad_line_entry(item) if isinstance(item, BadLine) else await send(client, item)
-            self._output.write(entry)
-            self._answered += 1
-            self._tokens += generated_tokens(entry)
-            bar.update(task, advance=1, rate=f"{self._rate():.1f} tokens/s")
+                async def next_item() -> Request | BadLine | None:
+                    return next(items, None)
+
+                async def write(_: Request | BadLine, make_entry: Callable[[], Entry]) -> None:
+                    entry = make_entry()
+                    self._output.write(entry)
+                    self._answered += 1
+                    self._tokens += generated_tokens(entry)
+                    bar.update(task, advance=1, rate=f"{self._rate():.1f} tokens/s")
+
+                concurrency = min(self._concurrency, self._total - self._skipped)
+                try:
+                    await answer_lines(client, next_item, write, concurrency)
+                except EngineGone as error:
+                    print_error(f"{error} Run the same command to continue.")
+        return self._summary()
 
     def _bar(self) -> Bar:
         return Bar(
@@ -256,42 +239,3 @@ class BatchRun:
             f"{num_failed} failed in all; {self._tokens} tokens, {self._rate():.1f} tokens/s"
         )
         return FAILED if num_failed or remaining else 0
-
-
-async def send(client: httpx.AsyncClient, request: Request) -> dict[str, Any]:
-    """Sends a request, again if the engine died and is back, and returns its entry.
-
-    Raises `EngineGone`.
-    """
-    for retries in reversed(range(MAX_ATTEMPTS)):
-        response = await client.post(
-            request.url,
-            content=json.dumps(request.body),
-            headers={"Content-Type": "application/json"},
-        )
-        if was_cancelled():
-            # The application answers a cancelled request, as a server that stops does.
-            raise asyncio.CancelledError
-        if response.status_code != 503:
-            break
-        await _until_ready(client)
-        if not retries:
-            break
-    request_id = response.headers[REQUEST_ID]
-    return response_entry(request, response.status_code, request_id, response.json())
-
-
-async def _until_ready(client: httpx.AsyncClient) -> None:
-    """Waits while the engine is being replaced. Raises `EngineGone`."""
-    while (response := await client.get("/ready")).status_code != 200:
-        if RETRY_AFTER not in response.headers:
-            raise EngineGone(response.json()["error"]["message"])
-        await asyncio.sleep(READY_POLL_S)
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[Any]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from server.batches.folder import Folder, open_folder
 from server.commands import BAD_SETTING, print_error
 from server.commands.certificate import load_certificate
 from server.commands.startup_display import StartupDisplay
@@ -21,7 +22,7 @@ from server.http.direct import is_loopback
 from server.settings import Settings, flag
 from server.settings.keys import Role
 from server.settings.sources import forget_keys, load_settings, unknown_variables
-from server.settings.types import SettingsError
+from server.settings.types import SettingError, SettingsError
 from server.telemetry.logs import configure_logs
 
 BACKLOG = 2048
@@ -40,6 +41,7 @@ def serve(argv: Sequence[str]) -> int:
         tls = load_certificate(settings)
         max_connections = connection_limit(settings, descriptors.raise_limit())
         audit = open_audit(settings)
+        folder = open_folder_of(settings)
         listener = bind(settings.host, settings.port, settings.written_name)
     except SettingsError as error:
         for line in error.lines:
@@ -55,7 +57,8 @@ def serve(argv: Sequence[str]) -> int:
         # Imports transformers, which takes seconds: an invalid setting must be reported before.
         from server.commands.server_process import ServerProcess
 
-        return ServerProcess(settings, listener, display, audit, max_connections, tls).run()
+        parts = (settings, listener, display, audit, max_connections, tls, folder)
+        return ServerProcess(*parts).run()
 
 
 def ignore_hang_ups() -> None:
@@ -116,6 +119,14 @@ def open_audit(settings: Settings) -> Audit:
     except OSError as error:
         name = settings.written_name("audit_log")
         raise SettingsError(f"{name}: cannot write {path}: {error.strerror}") from None
+
+
+def open_folder_of(settings: Settings) -> Folder | None:
+    """Opens the folder of files before anything loads. Raises `SettingsError`."""
+    try:
+        return open_folder(settings.files_dir)
+    except SettingError as error:
+        raise SettingsError(f"{settings.written_name(error.setting)}: {error}") from None
 
 
 def bind(host: str, port: int, setting_name: Callable[[str], str] = flag) -> socket.socket:

@@ -16,6 +16,7 @@ from engine_adapter.seam.errors import EngineConfigError, EngineError
 from engine_adapter.seam.factory import create_engine
 from engine_adapter.seam.types import EngineInfo
 from server.app import create_app
+from server.batches.folder import Folder
 from server.commands import BAD_SETTING, FAILED, print_error
 from server.commands.http_server import HttpServer
 from server.commands.startup_display import StartupDisplay
@@ -50,11 +51,13 @@ class ServerProcess:
         audit: Audit,
         max_connections: int,
         tls: ssl.SSLContext | None = None,
+        folder: Folder | None = None,
     ) -> None:
         self._settings = settings
         self._max_connections = max_connections
         self._tls = tls
         self._audit = audit
+        self._folder = folder
         self._listener = listener
         self._display = display
         self._status = 0
@@ -75,7 +78,8 @@ class ServerProcess:
             self._failed(error)
             return self._status
         callbacks = StartupCallbacks(self._display.stage, self._ready, self._failed)
-        app = create_app(settings, engine, metrics, registry, callbacks, self._audit)
+        parts = (settings, engine, metrics, registry, callbacks, self._audit, self._folder)
+        app = create_app(*parts)
         connections = Connections(settings, self._max_connections, metrics.connections)
         config, state = self._config(app, connections), cast(AppState, app.state.specgate)
         serve_tls = None if self._tls is None else partial(TlsServer, self._tls, connections)

@@ -25,6 +25,7 @@ from server.http.headers import (
 Answers = dict[int | str, dict[str, Any]]
 """Status -> answer, as FastAPI's `responses` has it."""
 
+BINARY = "application/octet-stream"
 EVENT_STREAM = "text/event-stream"
 SCHEMAS = "#/components/schemas/{model}"
 GENERATION_HEADERS = (
@@ -51,6 +52,7 @@ def answers(
     *,
     events: Sequence[type[BaseModel]] = (),
     texts: Sequence[str] = (),
+    binary: str = "",
     headers: Sequence[str] = (),
     id_for: Mapping[str, str] | None = None,
     errors: Mapping[int, str] | None = None,
@@ -61,12 +63,15 @@ def answers(
         model: the JSON body of a 200; not needed if the route has a response model.
         events: what the data of an event of a stream can be, if the route can stream.
         texts: media types of bodies that are texts.
+        binary: media type of a body of any bytes.
         headers: headers of a 200 besides the request's id.
         id_for: operation -> its parameter that takes the `id` of a 200's body.
         errors: status -> the codes that the route itself raises, separated by commas; empty for
             an error without a code.
     """
     content: dict[str, Any] = {text: {"schema": {"type": "string"}} for text in texts}
+    if binary:
+        content[binary] = {"schema": {"type": "string", "format": "binary"}}
     success: dict[str, Any] = {"headers": header_references(headers)}
     if events:
         content[EVENT_STREAM] = {"schema": _events(events)}

@@ -23,7 +23,7 @@ from server.http.auth import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS
 from server.http.headers import REQUEST_ID, RESPONSE_HEADERS, RETRY_AFTER, TRACE_ID
 from server.http.middleware import is_traced
 from server.schema.answers import ErrorResponse
-from server.state import get_ready_runtime, get_runtime
+from server.state import get_ready_runtime, get_runtime, get_started_state
 
 DESCRIPTION = """\
 OpenAI's API for one model, on an engine with several speculative-decoding proposers.
@@ -41,6 +41,7 @@ TAGS = {
     "Responses": "Answers chats under OpenAI's newer API, and stores the answers.",
     "Completions": "Continues texts.",
     "Models": "The served names.",
+    "Batches": "Files of requests, and their answers in the background.",
     "Tokens": "Text to token ids and back.",
     "Server": "Probes, versions and metrics.",
     "Speculation": "The active method, proposers, policies and routing rules (admin).",
@@ -152,7 +153,7 @@ def _own_errors(route: APIRoute) -> Iterator[tuple[HTTPStatus, str]]:
     dependencies = {dependency.call for dependency in route.dependant.dependencies}
     if get_ready_runtime in dependencies:
         yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("engine_not_ready, engine_dead, stopping")
-    elif get_runtime in dependencies:
+    elif dependencies & {get_runtime, get_started_state}:
         yield HTTPStatus.SERVICE_UNAVAILABLE, code_list("engine_not_ready, stopping")
 
 

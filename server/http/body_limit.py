@@ -6,6 +6,7 @@ and counting them takes next to nothing.
 """
 
 import asyncio
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -23,6 +24,17 @@ MAX_LENGTH_DIGITS = 20
 
 FIELD_VALUES = 3
 """How many values a field of an object counts as: its name has to be made and compared."""
+
+UPLOAD = ("POST", "/v1/files")
+"""The requests whose bodies go to the disk as they arrive, and may be larger."""
+
+FORM_BYTES = 64 * 2**10
+"""What the form around a file may have: its boundaries, headers and fields."""
+
+
+def count_values(data: bytes) -> int:
+    """The values of JSON, or of a part of it, counted by what is between them."""
+    return data.count(b",") + FIELD_VALUES * data.count(b":")
 
 
 class Pace:
@@ -54,11 +66,17 @@ class BodyLimit:
 
     Args:
         reading: gets the tasks of the requests whose body has not arrived in full.
+        max_file_bytes: of a file that is uploaded; `None` if none can be.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: HttpSettings, reading: "set[asyncio.Task[None]]"
+        self,
+        app: ASGIApp,
+        settings: HttpSettings,
+        reading: "set[asyncio.Task[None]]",
+        max_file_bytes: int | None = None,
     ) -> None:
+        self._max_file_bytes = max_file_bytes
         self._app = app
         self.settings = settings
         self.reading = reading
@@ -71,24 +89,22 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        bounds = self._bounds(scope)
         content_length = Headers(scope=scope).get("content-length", "")
-        if (refusal := self._refusal(content_length)) is not None:
+        if (refusal := _refusal(content_length, bounds.max_bytes)) is not None:
             await send_error(refusal, scope, receive, send)
             return
-        body = _Body(self, receive)
+        body = _Body(self, bounds, receive)
         try:
             await self._app(scope, body.receive, send)
         finally:
             body.release()
 
-    def _refusal(self, content_length: str) -> ApiError | None:
-        if len(content_length) > MAX_LENGTH_DIGITS:
-            message = f"Content-Length has more than {MAX_LENGTH_DIGITS} digits."
-            return ApiError(400, message, code="invalid_http")
-        max_bytes = self.settings.max_body_bytes
-        if content_length.isdecimal() and int(content_length) > max_bytes:
-            return ApiError(413, too_large(max_bytes), code="request_too_large")
-        return None
+    def _bounds(self, scope: Scope) -> "_Bounds":
+        settings, max_file_bytes = self.settings, self._max_file_bytes
+        if max_file_bytes is not None and (scope["method"], scope["path"]) == UPLOAD:
+            return _Bounds(max_file_bytes + FORM_BYTES, None, is_held=False)
+        return _Bounds(settings.max_body_bytes, settings.max_body_values, is_held=True)
 
     def make_room(self) -> None:
         """Ends the largest body if all that have not arrived in full are too large together."""
@@ -96,17 +112,42 @@ class BodyLimit:
             max(self.unfinished, key=lambda body: body.num_bytes).end()
 
 
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What a body may be.
+
+    Attributes:
+        max_values: `None` if nothing parses it as a whole.
+        is_held: it is in memory until it has arrived.
+    """
+
+    max_bytes: int
+    max_values: int | None
+    is_held: bool
+
+
+def _refusal(content_length: str, max_bytes: int) -> ApiError | None:
+    if len(content_length) > MAX_LENGTH_DIGITS:
+        message = f"Content-Length has more than {MAX_LENGTH_DIGITS} digits."
+        return ApiError(400, message, code="invalid_http")
+    if content_length.isdecimal() and int(content_length) > max_bytes:
+        return ApiError(413, too_large(max_bytes), code="request_too_large")
+    return None
+
+
 class _Body:
     """A body on its way."""
 
-    def __init__(self, limit: BodyLimit, receive: Receive) -> None:
+    def __init__(self, limit: BodyLimit, bounds: _Bounds, receive: Receive) -> None:
         self._limit = limit
+        self._bounds = bounds
         self._receive = receive
         self.num_bytes = 0
         self._num_values = 0
         self._has_arrived = self._was_ended = False
         self._waiting: asyncio.Timeout | None = None
-        limit.unfinished.add(self)
+        if bounds.is_held:
+            limit.unfinished.add(self)
         self._task = asyncio.current_task()
         if self._task is not None:
             limit.reading.add(self._task)
@@ -150,7 +191,8 @@ class _Body:
         """The body has arrived, or is given up: it does not count any more."""
         if not self._has_arrived:
             self._has_arrived = True
-            self._limit.unfinished_bytes -= self.num_bytes
+            if self._bounds.is_held:
+                self._limit.unfinished_bytes -= self.num_bytes
             self._limit.unfinished.discard(self)
             if self._task is not None:
                 self._limit.reading.discard(self._task)
@@ -163,16 +205,19 @@ class _Body:
             self._waiting.reschedule(self._loop.time())
 
     def _add(self, data: bytes) -> None:
-        settings = self._limit.settings
+        bounds = self._bounds
         self._pace.add(len(data), self._loop.time())
         self.num_bytes += len(data)
-        self._limit.unfinished_bytes += len(data)
-        self._num_values += data.count(b",") + FIELD_VALUES * data.count(b":")
-        if self.num_bytes > settings.max_body_bytes:
-            raise HTTPException(413, too_large(settings.max_body_bytes))
-        if self._num_values >= settings.max_body_values:
+        if bounds.is_held:
+            self._limit.unfinished_bytes += len(data)
+        if self.num_bytes > bounds.max_bytes:
+            raise HTTPException(413, too_large(bounds.max_bytes))
+        if bounds.max_values is None:
+            return
+        self._num_values += count_values(data)
+        if self._num_values >= bounds.max_values:
             message = (
-                f"The body has more than {settings.max_body_values} values; a field of an object "
+                f"The body has more than {bounds.max_values} values; a field of an object "
                 f"counts as {FIELD_VALUES}."
             )
             raise HTTPException(413, message)

@@ -22,6 +22,7 @@ class Exchange:
         error: the code of an error that is the response.
         span: `None` if the request has none.
         request_id: which every response has as a header.
+        is_background: the server sends the request itself, for a batch.
     """
 
     start_s: float = field(default_factory=time.perf_counter)
@@ -29,6 +30,7 @@ class Exchange:
     error: str | None = None
     span: "ServerSpan | None" = None
     request_id: str | None = None
+    is_background: bool = False
 
 
 def exchange_of(scope: Scope) -> Exchange:

@@ -19,8 +19,10 @@ COUNTED_PATHS = GENERATING_PATHS | {
     "/tokenize",
     "/detokenize",
     "/v1/messages/count_tokens",
+    "/v1/files",
+    "/v1/batches",
 }
-"""The paths whose POSTs count: those that generate, or turn text into tokens or back."""
+"""The paths whose POSTs count: those that generate, turn text into tokens or back, or store."""
 
 
 class KeyLimit:

@@ -37,6 +37,12 @@ class Keyring:
         """Whether there are API keys of several names now."""
         return self.keys.is_shared
 
+    def has_owner(self, owner: str) -> bool:
+        """Whether requests may be those of an owner now; see `server.http.auth.key_owner`."""
+        if not owner:
+            return not self.keys.has(Role.API)
+        return owner in self.keys.names(Role.API) | self.keys.names(Role.ADMIN)
+
     def reload(self) -> bool:
         """Reads the key file again. Returns whether the new keys are in force.
 

@@ -1,13 +1,14 @@
 """Checks of a body that need no tokenizer, and how headers report their result."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from engine_adapter.seam.text import truncate
 from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
 from server.http.headers import IGNORED_FIELDS
+from server.openai.chat_input import ChatPrompt
 from server.openai.models import ServedModel, find_model
 from server.schema.base import Body, without_effect
 from server.schema.chat import ChatCompletionRequest, ReasoningEffort
@@ -50,9 +51,11 @@ def check_generation_body(runtime: Runtime, body: GenerationBody) -> CheckedBody
     """The same, and checks what the settings exclude, and what streams exclude."""
     checked = check_body(runtime, body)
     body.check_stream_options()
-    if body.priority and runtime.settings.scheduling_policy != "priority":
-        message = "priority needs a server that was started with --scheduling-policy priority."
-        raise InvalidField("priority", message, "unsupported_parameter")
+    if body.priority and not runtime.settings.has_priorities:
+        if runtime.settings.strict_fields:
+            message = "priority needs a server that was started with --scheduling-policy priority."
+            raise InvalidField("priority", message, "unsupported_parameter")
+        return replace(checked, ignored=(*checked.ignored, "priority"))
     return checked
 
 
@@ -72,17 +75,33 @@ def check_enforced(settings: Settings, constraint: StructuredOutput | None) -> N
         raise InvalidField(constraint.param, message)
 
 
-def unmet_effort(runtime: Runtime, effort: ReasoningEffort | None, param: str) -> tuple[str, ...]:
-    """The field of an effort of reasoning that the chat template does not read.
+def unmet_effort(
+    runtime: Runtime, effort: ReasoningEffort | None, param: str, template: str | None = None
+) -> tuple[str, ...]:
+    """The field of an effort of reasoning that the chat template, or `template`, does not read.
 
     Raises `InvalidField` then, with `--strict-fields`.
     """
     reads = runtime.renderer.mentions
-    if effort in (None, "none") or reads("reasoning_effort", "enable_thinking"):
+    if effort in (None, "none"):
+        return ()
+    if reads("reasoning_effort", "enable_thinking", template=template):
         return ()
     if runtime.settings.strict_fields:
         raise without_effect(param)
     return (param,)
+
+
+def unmet_documents(runtime: Runtime, chat: ChatPrompt) -> tuple[str, ...]:
+    """The field of documents that the chat template does not show.
+
+    Raises `InvalidField` then, with `--strict-fields`.
+    """
+    if not chat.documents or runtime.renderer.mentions("documents", template=chat.template):
+        return ()
+    if runtime.settings.strict_fields:
+        raise without_effect("documents")
+    return ("documents",)
 
 
 def header_list(names: Sequence[str], safe: str = "") -> str:

@@ -2,8 +2,14 @@
 
 from dataclasses import replace
 
+from server.errors import InvalidField
 from server.openai.answer_overlap import earlier_overlap
-from server.openai.body_checks import check_enforced, check_generation_body, unmet_effort
+from server.openai.body_checks import (
+    check_enforced,
+    check_generation_body,
+    unmet_documents,
+    unmet_effort,
+)
 from server.openai.chat_input import ChatInput, chat_input
 from server.openai.chat_shape import ChatShape
 from server.openai.prompts import (
@@ -42,7 +48,10 @@ async def prepare_input(
     checked = check_generation_body(runtime, body)
     _check_input(runtime, body, chat)
     info, settings, names = runtime.info, runtime.settings, chat.names
-    ignored = (*checked.ignored, *chat.ignored, *unmet_effort(runtime, chat.effort, names.effort))
+    ignored = (
+        *(*checked.ignored, *chat.ignored, *unmet_documents(runtime, chat.prompt)),
+        *unmet_effort(runtime, chat.effort, names.effort, chat.prompt.template),
+    )
     token_ids = await render_chat(runtime.renderer, chat.prompt, prompt_text_limit(runtime, body))
     prompt = truncated(body, info, token_ids, chat.max_tokens or settings.default_max_tokens)
     check_prompt(info, prompt, names.messages)
@@ -63,13 +72,13 @@ async def prepare_input(
     ignored += use.unmet(strict=settings.strict_fields)
     readers = [use.new_reader() for _ in range(body.n or 1)]
     return PreparedRequest(
-        answer_options(body),
+        answer_options(body, settings),
         replace(checked, ignored=ignored),
         id_prefix,
         [prompt],
         [use.constrained(options)],
         prediction,
-        ChatShape(chat.num_top_logprobs, readers),
+        ChatShape(chat.num_top_logprobs, readers, tokens_as_ids=chat.tokens_as_ids),
         overlap,
         template_variables=chat.prompt.variables,
     )
@@ -79,6 +88,11 @@ def _check_input(runtime: Runtime, body: GenerationBody, chat: ChatInput) -> Non
     """Raises `InvalidField` for what this server or its engine does not allow."""
     if chat.ignored and runtime.settings.strict_fields:
         raise without_effect(chat.ignored[0])
+    if chat.prompt.template is not None and not runtime.settings.trust_request_chat_template:
+        message = (
+            "chat_template needs a server that was started with --trust-request-chat-template."
+        )
+        raise InvalidField("chat_template", message, "unsupported_parameter")
     check_tool_use(runtime.settings, body, chat)
     check_enforced(runtime.settings, chat.constraint)
     check_logprobs(runtime.info, chat.num_top_logprobs, "top_logprobs")

@@ -1,7 +1,7 @@
 """A chat as it is generated, of whichever endpoint: made once from its body, and checked."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine_adapter.seam.text import short_repr
@@ -23,6 +23,8 @@ class ChatPrompt:
         message_names: the body's field that each message comes from.
         variables: the template's own.
         tools: in OpenAI's format.
+        documents: that a template for retrieval shows.
+        template: the request's own; `None` renders the server's.
     """
 
     messages: Sequence[Message]
@@ -33,12 +35,15 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    documents: Sequence[dict[str, str]] = ()
+    template: str | None = None
 
     def texts(self) -> Iterator[tuple[str, Any]]:
         """What has texts of the client: the name of its field, and its value."""
         yield from zip(self.message_names, self.messages, strict=True)
         yield "tools", self.tools
         yield "chat_template_kwargs", self.variables
+        yield "documents", self.documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class ChatInput:
         num_top_logprobs: alternatives per token; `None` without log probabilities.
         effort: of reasoning.
         shows_reasoning: the message has it.
+        tokens_as_ids: log probabilities name tokens by their ids.
         ignored: fields of the body that are ignored with notice, besides unknown ones.
     """
 
@@ -64,6 +70,7 @@ class ChatInput:
     num_top_logprobs: int | None
     effort: ReasoningEffort | None = None
     shows_reasoning: bool = True
+    tokens_as_ids: bool = False
     ignored: tuple[str, ...] = ()
 
     @property
@@ -76,8 +83,9 @@ def chat_input(body: ChatCompletionRequest) -> ChatInput:
     """That of a chat completion. Raises `InvalidField`."""
     tools = _tools(body)
     max_tokens, max_tokens_name = _max_tokens(body)
+    prompt = chat_prompt(body.messages, body, tools)
     return ChatInput(
-        prompt=chat_prompt(body.messages, body, tools),
+        prompt=replace(prompt, documents=body.documents or (), template=body.chat_template),
         tools=tools,
         constraint=constraint_with_tools(body.structured_output(), tools, CHAT),
         max_tokens=max_tokens,
@@ -85,6 +93,7 @@ def chat_input(body: ChatCompletionRequest) -> ChatInput:
         num_top_logprobs=_num_top_logprobs(body),
         effort=body.reasoning_effort,
         shows_reasoning=body.include_reasoning is not False,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
 
 

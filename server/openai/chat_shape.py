@@ -24,14 +24,22 @@ class ChatShape(ChoiceShape):
     Args:
         num_top: alternatives per token; `None` sends no log probabilities.
         readers: one for each choice.
+        tokens_as_ids: see `chat_logprobs`.
     """
 
     operation = "chat"
     object_type = "chat.completion"
     chunk_object_type = "chat.completion.chunk"
 
-    def __init__(self, num_top: int | None, readers: Sequence[MessageReader]) -> None:
+    def __init__(
+        self,
+        num_top: int | None,
+        readers: Sequence[MessageReader],
+        *,
+        tokens_as_ids: bool = False,
+    ) -> None:
         self._num_top = num_top
+        self._tokens_as_ids = tokens_as_ids
         self._readers = readers
         self.is_plain = all(reader.is_plain for reader in readers)
 
@@ -59,15 +67,17 @@ class ChatShape(ChoiceShape):
             parts.append({"content": ""} if self.is_plain else {})
         choices = [_chunk(index, part) for part in parts]
         if has_logprobs and self._num_top is not None:
-            choices[0]["logprobs"] = chat_logprobs(delta.logprobs or (), self._num_top)
+            choices[0]["logprobs"] = self._logprobs(delta, self._num_top)
         return choices
 
     def encoded_logprobs(self, delta: Delta) -> bytes | None:
         """The entries of `logprobs.content`, with commas between them."""
         if self._num_top is None:
             return None
-        content = chat_logprobs(delta.logprobs or (), self._num_top)["content"]
-        return json_text(content)[1:-1].encode()
+        return json_text(self._logprobs(delta, self._num_top)["content"])[1:-1].encode()
+
+    def _logprobs(self, delta: Delta, num_top: int) -> dict[str, Any]:
+        return chat_logprobs(delta.logprobs or (), num_top, as_ids=self._tokens_as_ids)
 
     def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:
         """The whole message. Its log probabilities are in `encoded_logprobs`."""

@@ -54,7 +54,7 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     prediction = await predicted_tokens(renderer, info, body.prediction)
     echoes = await _echoes(renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
-    answer = answer_options(body)
+    answer = answer_options(body, runtime.settings)
     return PreparedRequest(answer, checked, "cmpl-", prompts, options, prediction, shape)
 
 
@@ -63,11 +63,12 @@ class Echo:
     """A prompt as text.
 
     Attributes:
-        first_token: the text of its first token, which has no log probability.
+        first_token, first_id: its first token, which has no log probability.
     """
 
     text: str
     first_token: str
+    first_id: int = 0
 
 
 class CompletionShape(ChoiceShape):
@@ -85,7 +86,10 @@ class CompletionShape(ChoiceShape):
         n = body.n or 1
         self._n = n
         self._has_logprobs = body.logprobs is not None
-        self._logprobs = [CompletionLogprobs(body.logprobs or 0) for _ in range(num_prompts * n)]
+        as_ids = bool(body.return_tokens_as_token_ids)
+        self._logprobs = [
+            CompletionLogprobs(body.logprobs or 0, as_ids=as_ids) for _ in range(num_prompts * n)
+        ]
         self._only_echo = body.max_tokens == 0
         self._echoes = echoes
         self.echoes_prompt = bool(echoes)
@@ -125,7 +129,9 @@ class CompletionShape(ChoiceShape):
         shaped = None
         if self._has_logprobs and (logprobs or echo):
             tokens = [*(prompt_logprobs or ()), *logprobs]
-            shaped = self._logprobs[index].shape(tokens, prompt.first_token, prompt.text)
+            shaped = self._logprobs[index].shape(
+                tokens, prompt.first_token, prompt.text, prompt.first_id
+            )
         text = prompt.text + text
         return {"index": index, "text": text, "logprobs": shaped, "finish_reason": None}
 
@@ -173,6 +179,6 @@ async def _echoes(
     echoes = []
     for prompt, ids in zip(body.prompt, prompts, strict=True):
         text = prompt if isinstance(prompt, str) and keeps_text else await renderer.decode(ids)
-        echoes.append(Echo(text, await renderer.decode(ids[:1])))
+        echoes.append(Echo(text, await renderer.decode(ids[:1]), ids[0]))
         await asyncio.sleep(0)
     return tuple(echoes)

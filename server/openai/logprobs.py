@@ -12,41 +12,59 @@ LEAST_LOGPROB = -9999.0
 _REPLACEMENT = "\ufffd"
 
 
-def chat_logprobs(tokens: Iterable[TokenLogprob], num_top: int) -> dict[str, Any]:
-    """The `logprobs` of a chat choice: one entry per token."""
+def chat_logprobs(
+    tokens: Iterable[TokenLogprob], num_top: int, *, as_ids: bool = False
+) -> dict[str, Any]:
+    """The `logprobs` of a chat choice: one entry per token.
+
+    With `as_ids` a token is written as `token_id:ID`. Its bytes are still those of its text.
+    """
     content = [
         {
-            **_alternative(token.actual),
-            "top_logprobs": [_alternative(top) for top in token.top[:num_top]],
+            **_alternative(token.actual, as_ids),
+            "top_logprobs": [_alternative(top, as_ids) for top in token.top[:num_top]],
         }
         for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def _alternative(token: Alternative) -> dict[str, Any]:
+def _alternative(token: Alternative, as_ids: bool) -> dict[str, Any]:
     # An incomplete character has no text of its own, and its bytes are not known here.
     partial = _REPLACEMENT in token.token
     return {
-        "token": token.token,
+        "token": _name(token, as_ids),
         "logprob": max(token.logprob, LEAST_LOGPROB),
         "bytes": None if partial else list(token.token.encode()),
     }
 
 
-class CompletionLogprobs:
-    """Builds the `logprobs` of a completion's choice; the offsets count through its whole text."""
+def _name(token: Alternative, as_ids: bool) -> str:
+    """A token as it is written: two tokens can have one text, and no two have one id."""
+    return f"token_id:{token.token_id}" if as_ids else token.token
 
-    def __init__(self, num_top: int) -> None:
+
+class CompletionLogprobs:
+    """Builds the `logprobs` of a completion's choice; the offsets count through its whole text.
+
+    With `as_ids` a token is written as `token_id:ID`. The offsets are still those of its text.
+    """
+
+    def __init__(self, num_top: int, *, as_ids: bool = False) -> None:
         self._num_top = num_top
+        self._as_ids = as_ids
         self._offset = 0
 
     def shape(
-        self, tokens: Sequence[TokenLogprob | None], first_token: str = "", echo: str = ""
+        self,
+        tokens: Sequence[TokenLogprob | None],
+        first_token: str = "",
+        echo: str = "",
+        first_id: int = 0,
     ) -> dict[str, list[Any]]:
         """The object for the next tokens; the first ones are the prompt's if `echo` is given.
 
-        A prompt's first token has no log probability, so its text is given as `first_token`.
+        A prompt's first token has no log probability, so it is given: its text and its id.
         """
         texts = [first_token if t is None else t.actual.token for t in tokens]
         offsets = [self._advance(text) for text in texts]
@@ -54,8 +72,12 @@ class CompletionLogprobs:
             # The tokenizer added a special token before the text; the echo does not contain it.
             offsets = [max(offset - len(first_token), 0) for offset in offsets]
             self._offset -= len(first_token)
+        names = texts
+        if self._as_ids:
+            unknown = Alternative(first_id, first_token, 0.0, 0)
+            names = [_name(unknown if t is None else t.actual, True) for t in tokens]
         return {
-            "tokens": texts,
+            "tokens": names,
             "token_logprobs": [None if t is None else _clamped(t.actual) for t in tokens],
             "top_logprobs": [None if t is None else self._top(t) for t in tokens],
             "text_offset": offsets,
@@ -63,8 +85,8 @@ class CompletionLogprobs:
 
     def _top(self, token: TokenLogprob) -> dict[str, float]:
         """The best alternatives and the token itself: at most one more than requested."""
-        best = {top.token: _clamped(top) for top in token.top[: self._num_top]}
-        return best | {token.actual.token: _clamped(token.actual)}
+        best = {_name(top, self._as_ids): _clamped(top) for top in token.top[: self._num_top]}
+        return best | {_name(token.actual, self._as_ids): _clamped(token.actual)}
 
     def _advance(self, text: str) -> int:
         offset = self._offset

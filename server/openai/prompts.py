@@ -28,6 +28,8 @@ async def render_chat(renderer: Renderer, chat: ChatPrompt, max_chars: int) -> t
             add_special_tokens=chat.add_special_tokens,
             variables=chat.variables,
             tools=chat.tools,
+            documents=chat.documents,
+            template=chat.template,
             param=chat.names.messages,
             max_chars=max_chars,
         )

@@ -75,7 +75,8 @@ class Recording:
         self._runtime.metrics.usage.count(generation)
         if self._exchange.span is not None:
             self._exchange.span.generated(generation)
-        log_if_slow(generation, self._runtime.settings.slow_request_s)
+        if not self._exchange.is_background:
+            log_if_slow(generation, self._runtime.settings.slow_request_s)
 
     def _generation(self) -> Generation:
         prepared, error, request = self._prepared, self._error, self._request

@@ -31,6 +31,7 @@ from server.openai.body_checks import CheckedBody, header_list
 from server.openai.choices import ChoiceShape
 from server.openai.prompts import check_echo
 from server.schema.generation_body import GenerationBody, SpecDecode
+from server.settings import Settings
 from server.state import Runtime
 from server.time_limits import TimeLimit
 
@@ -47,10 +48,12 @@ class Origin:
     Attributes:
         headers: name in lower case -> value.
         api_key: the name of its key, if it needed one.
+        is_background: it is a line of a batch.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = None
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class AnswerOptions:
     priority: int
 
 
-def answer_options(body: GenerationBody) -> AnswerOptions:
+def answer_options(body: GenerationBody, settings: Settings) -> AnswerOptions:
     """Those of a checked body. Raises `InvalidField` for two different proposers."""
     return AnswerOptions(
         method=method_request(body),
@@ -92,7 +95,7 @@ def answer_options(body: GenerationBody) -> AnswerOptions:
         has_token_ids=bool(body.return_token_ids),
         num_prompt_logprobs=body.prompt_logprobs,
         cache_salt=body.cache_salt,
-        priority=body.priority or 0,
+        priority=(body.priority or 0) if settings.has_priorities else 0,
     )
 
 
@@ -198,10 +201,11 @@ async def admitted(
         echoes = prepared.shape.echoes_prompt
         check_echo(prepared.prompts, answer.n, prepared.options[0], echoes=echoes)
     cost = request_cost(
-        origin.api_key, prepared.prompts, answer.n, prepared.options[0], answer.priority
+        *(origin.api_key, prepared.prompts, answer.n, prepared.options[0], answer.priority),
+        is_background=origin.is_background,
     )
     adapter_used = runtime.lora_admin.used(prepared.checked.model.adapter)
-    waiting = TimeLimit.earliest(waiting_limit(runtime), limit)
+    waiting = TimeLimit.earliest(waiting_limit(runtime, cost), limit)
     waited_s = 0.0
     with runtime.admission.ticket(cost) as ticket, adapter_used:
         of_prompts = (options.structured_output for options in prepared.options)
@@ -209,7 +213,7 @@ async def admitted(
             choose(runtime, prepared, origin)
             waited_s = await check_constraints(runtime, receive, constraints, ticket, waiting)
         if ticket.start_now():
-            runtime.admission.observe_wait(waited_s)
+            runtime.admission.observe_wait(cost, waited_s)
         else:
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)

@@ -92,8 +92,9 @@ class GenerationResponse(Response):
         self, recording: Recording, scope: Scope, receive: Receive, send: Send
     ) -> None:
         runtime = self._runtime
-        limit = _request_limit(runtime)
-        origin = Origin(Headers(scope=scope), key_name(scope))
+        is_background = exchange_of(scope).is_background
+        limit = None if is_background else _request_limit(runtime)
+        origin = Origin(Headers(scope=scope), key_name(scope), is_background)
         async with AsyncExitStack() as in_flight:
             request = await in_flight.enter_async_context(
                 admitted(runtime, receive, self._prepared, origin, limit)
@@ -161,7 +162,8 @@ async def stream_events(
 def _deltas(runtime: Runtime, request: AdmittedRequest) -> AsyncGenerator[tuple[int, Delta], None]:
     """(Index of the choice, delta) as the engine generates them."""
     streams = [runtime.engine.generate(r) for r in request.engine_requests]
-    merged = merge(streams, request.ticket, _first_token_limit(runtime))
+    limit = None if request.ticket.cost.is_background else _first_token_limit(runtime)
+    merged = merge(streams, request.ticket, limit)
     if not request.measured:
         return merged
     prompts = [r.prompt_token_ids for r in request.engine_requests]

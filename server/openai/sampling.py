@@ -1,5 +1,7 @@
 """A body's sampling fields -> `SamplingOptions`, and how many tokens a request may generate."""
 
+from collections.abc import Mapping
+
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import EngineInfo, SamplingOptions, StructuredOutput
 from server.errors import InvalidField
@@ -28,9 +30,7 @@ def sampling_options(
     _check_end(body, constraint)
     rest_of_context = info.max_model_len - prompt_tokens
     bias = {int(token_id): value for token_id, value in (body.logit_bias or {}).items()}
-    check_token_ids(info, body.stop_token_ids or (), "stop_token_ids")
-    check_token_ids(info, tuple(bias), "logit_bias")
-    check_token_ids(info, body.allowed_token_ids or (), "allowed_token_ids")
+    _check_ids(body, info, bias)
     return SamplingOptions(
         temperature=_temperature(body),
         top_p=_or(body.top_p or None, _DEFAULTS.top_p),
@@ -53,8 +53,16 @@ def sampling_options(
         prompt_logprobs=prompt_logprobs,
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=body.skip_special_tokens is not False,
+        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
     )
+
+
+def _check_ids(body: GenerationBody, info: EngineInfo, bias: Mapping[int, float]) -> None:
+    """Raises `InvalidField` for a token id outside the vocabulary."""
+    check_token_ids(info, body.stop_token_ids or (), "stop_token_ids")
+    check_token_ids(info, tuple(bias), "logit_bias")
+    check_token_ids(info, body.allowed_token_ids or (), "allowed_token_ids")
 
 
 def check_logprobs(info: EngineInfo, logprobs: int | None, param: str) -> None:

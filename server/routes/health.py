@@ -1,4 +1,4 @@
-"""`/health` and `/ready`, the probes of orchestrators."""
+"""`/health` and `/ready`, the probes of orchestrators, and `/load`, that of routers."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from fastapi import APIRouter
 from server.contract.answers import answers
 from server.errors import Stopping, Unavailable
 from server.schema.admin import engine_state
-from server.schema.answers import Health, Readiness
-from server.state import AnyState, AppState
+from server.schema.answers import Health, Readiness, ServerLoad
+from server.state import AnyState, AppState, StartedRuntime
 
 router = APIRouter(tags=["Server"])
 
@@ -49,6 +49,16 @@ async def ready(state: AnyState) -> dict[str, Any]:
     if not state.ready:
         raise Unavailable("The engine is still loading.", "engine_not_ready")
     return {"status": "ready", **_engines(state)}
+
+
+@router.get("/load", operation_id="get_load", response_model=None, responses=answers(ServerLoad))
+async def load(runtime: StartedRuntime) -> dict[str, int]:
+    """The requests that generate or wait, for routers that send a request where there are fewest.
+
+    The name and the field are vLLM's.
+    """
+    running = len(runtime.switcher.in_flight)
+    return {"server_load": running + runtime.admission.num_queued}
 
 
 def _engines(state: AppState) -> dict[str, list[str]]:

@@ -1,4 +1,6 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize` and `POST /detokenize`, and `GET /tokenizer_info`."""
+
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -7,9 +9,9 @@ from server.contract.answers import KEY_LIMIT_ERRORS, answers
 from server.http.headers import IGNORED_FIELDS
 from server.openai.body_checks import check_body
 from server.openai.tokenization import detokenize, tokenize
-from server.schema.answers import DetokenizeResponse, TokenizeResponse
+from server.schema.answers import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from server.schema.chat import DetokenizeRequest, TokenizeRequest
-from server.state import ReadyRuntime
+from server.state import ReadyRuntime, StartedRuntime
 
 router = APIRouter(tags=["Tokens"])
 
@@ -44,3 +46,14 @@ async def post_detokenize(body: DetokenizeRequest, runtime: ReadyRuntime) -> JSO
     """The text of token ids."""
     checked_body = check_body(runtime, body)
     return JSONResponse(await detokenize(runtime, body), headers=checked_body.headers())
+
+
+@router.get(
+    "/tokenizer_info",
+    operation_id="get_tokenizer_info",
+    response_model=None,
+    responses=answers(TokenizerInfo),
+)
+async def tokenizer_info(runtime: StartedRuntime) -> dict[str, Any]:
+    """The tokenizer's configuration and the chat template."""
+    return runtime.renderer.tokenizer_config()

@@ -6,7 +6,7 @@ null unless its type says so.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 def absent(description: str | None = None) -> Any:
@@ -142,6 +142,21 @@ class DetokenizeResponse(BaseModel):
     """`POST /detokenize`."""
 
     prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    """`GET /tokenizer_info`: what the tokenizer's `tokenizer_config.json` has."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokenizer_class: str
+    chat_template: Any = absent("the template that renders chats; some tokenizers have several")
+
+
+class ServerLoad(BaseModel):
+    """`GET /load`."""
+
+    server_load: int = Field(description="requests that generate or wait")
 
 
 class Health(BaseModel):

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
-from server.schema.base import MAX_FIELDS, Body
+from server.schema.base import MAX_FIELDS, Body, check_unicode
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.messages import Messages
 from server.schema.tools import ToolChoiceField, Tools
@@ -14,6 +14,24 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 TemplateVariables = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
 """Variables of the chat template."""
+
+
+MAX_DOCUMENTS = 1024
+"""The most documents of a chat."""
+
+Documents = Annotated[
+    list[Annotated[dict[str, str], Field(max_length=MAX_FIELDS)]],
+    Field(max_length=MAX_DOCUMENTS, fail_fast=True),
+]
+"""Texts that a template for retrieval shows to the model, as in vLLM."""
+
+MAX_TEMPLATE_CHARS = 100_000
+"""The most characters of a request's own chat template."""
+
+Template = Annotated[
+    str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS), AfterValidator(check_unicode)
+]
+"""A chat template of a request's own."""
 
 
 class ChatPromptFields(BaseModel):
@@ -38,6 +56,9 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
     tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    documents: Documents | None = None
+    chat_template: Template | None = None
 
 
 class TokenizeRequest(Body, ChatPromptFields):

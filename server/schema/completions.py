@@ -66,3 +66,4 @@ class CompletionRequest(GenerationBody):
     echo: bool | None = None
     add_special_tokens: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_INT)
+    return_tokens_as_token_ids: bool | None = None

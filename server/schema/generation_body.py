@@ -189,6 +189,7 @@ class GenerationBody(Body, ForeignConstraints):
     structured_outputs: StructuredOutputs | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_INT)
     return_token_ids: bool | None = None

@@ -23,6 +23,7 @@ from server.control.routing.rule_reader import RuleError, read_rules
 from server.control.routing.rules import Rule
 from server.control.switching.selection import resolve
 from server.settings.access_settings import NEVER_EMPTY, AccessSettings
+from server.settings.batch_settings import BatchSettings
 from server.settings.demo import demo_settings
 from server.settings.engine_arguments import EngineArguments
 from server.settings.fleet_settings import FleetSettings
@@ -48,6 +49,7 @@ _RULES = "routing_rules"
 class Settings(
     TelemetrySettings,
     LimitSettings,
+    BatchSettings,
     AccessSettings,
     FleetSettings,
     HttpSettings,
@@ -110,6 +112,9 @@ class Settings(
 
     chat_template: str | None = Field(
         None, description="file with a Jinja chat template, if not the tokenizer's"
+    )
+    trust_request_chat_template: bool = Field(
+        False, description="let requests bring a chat template; one that never ends stops a thread"
     )
     special_tokens_in_chats: Literal["as-text", "as-tokens"] = Field(
         "as-text",
@@ -262,6 +267,11 @@ class Settings(
     def initial_proposer(self) -> str:
         """The name of the proposer or policy that `spec_method` refers to, or `none`."""
         return self._initial_method().proposer
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether the `priority` of requests decides their order."""
+        return self.scheduling_policy == "priority"
 
     @property
     def proposer_names(self) -> tuple[str, ...]:

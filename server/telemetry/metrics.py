@@ -4,7 +4,8 @@ Those of policies and routing rules are in `server.telemetry.policy_metrics`, th
 in `server.telemetry.http_metrics`, those of API keys in `server.telemetry.usage_metrics`, those of
 the queue and of limits in `server.telemetry.admission_metrics`, those of connections in
 `server.telemetry.connection_metrics`, those of keys, audit and log in
-`server.telemetry.file_metrics`, those of stored responses in `server.telemetry.response_metrics`.
+`server.telemetry.file_metrics`, those of stored responses in `server.telemetry.response_metrics`,
+those of files and batches in `server.telemetry.batch_metrics`.
 
 Counters, gauges and histograms; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
@@ -80,6 +81,7 @@ from engine_adapter.seam.counts import NO_GRAMMARS, ProposerCounts, StepReport
 from engine_adapter.seam.types import NONE
 from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
 from server.telemetry.admission_metrics import AdmissionMetrics
+from server.telemetry.batch_metrics import BatchMetrics
 from server.telemetry.connection_metrics import ConnectionMetrics
 from server.telemetry.file_metrics import FileMetrics
 from server.telemetry.http_metrics import HttpMetrics
@@ -173,6 +175,7 @@ class Metrics:
         connections: the metrics of connections.
         files: the metrics of keys, audit and log.
         responses: the metrics of stored responses.
+        batches: the metrics of files and batches.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -186,6 +189,7 @@ class Metrics:
         self.connections = ConnectionMetrics(make)
         self.files = FileMetrics(make)
         self.responses = ResponseMetrics(make)
+        self.batches = BatchMetrics(make)
         self._parser_failures = make.counter(
             "specgate_parser_failures",
             "Choices that a parser could not read to their end",

@@ -79,6 +79,7 @@ def sampling_params(request: GenerationRequest, checker: Checker | None = None) 
             prompt_logprobs=options.prompt_logprobs,
             ignore_eos=options.ignore_eos,
             skip_special_tokens=options.skip_special_tokens,
+            spaces_between_special_tokens=options.spaces_between_special_tokens,
             include_stop_str_in_output=options.include_stop_str_in_output,
             output_kind=compat.RequestOutputKind.DELTA,
             extra_args=to_extra_args(request.spec_decode, size),

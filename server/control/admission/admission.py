@@ -60,6 +60,9 @@ class Admission:
         neither the engine nor the queue would have room for it.
         """
         free = self.slots.room(ticket.cost.key) if self.slots.is_open else 0
+        if ticket.cost.is_background:
+            yield
+            return
         if self.num_queued - self.slots.num_queued >= free:
             self.make_room(ticket.cost)
         self.slots.queue.add(ticket)
@@ -91,8 +94,11 @@ class Admission:
         """Makes sure that the queue has room for a request.
 
         Requests that give their places to it get `QueueFull`, as the reason why their task is
-        cancelled. Raises `QueueFull` if there is no room; an empty queue has room.
+        cancelled. Raises `QueueFull` if there is no room; an empty queue has room. Requests in the
+        background wait outside of the queue.
         """
+        if cost.is_background:
+            return
         settings, queue = self._settings, self.slots.queue
         max_requests, max_tokens = settings.max_queued_requests, settings.max_queued_prompt_tokens
         victims = queue.victims_for(cost, max_requests, max_tokens) if max_requests else None
@@ -130,15 +136,19 @@ class Admission:
         self._metrics.count_limited(str(error.code))
         return error
 
-    def observe_wait(self, seconds: float) -> None:
-        """Records the time that a request waited for its first sequence, or until it gave up."""
-        self._metrics.observe_wait(seconds)
+    def observe_wait(self, cost: RequestCost, seconds: float) -> None:
+        """Records the time that a request waited for its first sequence, or until it gave up.
+
+        Of requests in the background nobody expects that they begin soon.
+        """
+        if not cost.is_background:
+            self._metrics.observe_wait(seconds)
 
 
 def slot_limits(settings: Settings, info: EngineInfo) -> SlotLimits:
     """The engine's slots. By default some more than it runs, so that none idles between two.
 
-    A reserve leaves a key at least one row.
+    A reserve leaves a key, and requests in the background, at least one row.
     """
     runs = info.max_num_seqs
     total = settings.max_engine_sequences or runs + runs // 4
@@ -147,10 +157,14 @@ def slot_limits(settings: Settings, info: EngineInfo) -> SlotLimits:
     reserved = settings.reserved_sequences
     if reserved is None:
         reserved = max(1, runs // 16)
+    of_others = settings.batch_reserved_sequences
+    if of_others is None:
+        of_others = max(1, runs // 4)
     return SlotLimits(
         total=total,
         rows=rows,
         reserved=min(reserved, rows - 1),
         of_request=min(of_request, total),
         request_prompt_tokens=settings.max_request_prefill_tokens,
+        background=max(1, rows - of_others),
     )

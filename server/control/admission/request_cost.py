@@ -20,6 +20,7 @@ class RequestCost:
         prompt_costs: of each of its sequences: the prompt's tokens, weighted.
         prompt_tokens: of all its prompts, each counted once.
         priority: a lower one goes first.
+        is_background: it is a line of a batch, which goes behind every other request.
     """
 
     key: str | None
@@ -27,6 +28,7 @@ class RequestCost:
     prompt_costs: Sequence[int]
     prompt_tokens: int
     priority: int = 0
+    is_background: bool = False
 
 
 def request_cost(
@@ -35,6 +37,8 @@ def request_cost(
     n: int,
     options: SamplingOptions,
     priority: int = 0,
+    *,
+    is_background: bool = False,
 ) -> RequestCost:
     """The cost of a request.
 
@@ -57,4 +61,5 @@ def request_cost(
         prompt_costs=[weight * length for length in lengths for _ in range(n)],
         prompt_tokens=sum(lengths),
         priority=priority,
+        is_background=is_background,
     )

@@ -3,7 +3,9 @@
 A sequence holds a slot while the engine has it, or several if its steps cost more. A request has a
 *slice* of its sequences in the engine at a time, so that a small request is served between the
 sequences of a large one. The next slot goes to the lowest priority, then to the key that holds the
-fewest slots, then to the request that holds the fewest, then to the one that came first.
+fewest slots, then to the request that holds the fewest, then to the one that came first. Requests
+in the background, the lines of batches, come behind all others. They leave some rows free, so that
+another request starts at once, and are counted apart: not in the queue, nor as their key's.
 
 While several keys share the engine, a key leaves as many of its rows free as it holds slots, up to
 a reserve. So the keys that hold most never have all rows, and the first sequence of another key
@@ -34,6 +36,7 @@ class SlotLimits:
         total: slots of all requests.
         rows: those of them that the engine runs in one step; what has another slot waits in it.
         reserved: the most rows that a key leaves free for others.
+        background: the most rows that requests in the background leave others.
         of_request: slots of one request.
         request_prompt_tokens: prompt tokens of one request that the engine has yet to read; a
             longer prompt is read alone.
@@ -44,6 +47,15 @@ class SlotLimits:
     reserved: int
     of_request: int
     request_prompt_tokens: int
+    background: int = 1
+
+
+_Part = tuple[str | None, bool]
+
+
+def _part(cost: RequestCost) -> _Part:
+    """Whose slots a request's are: its key's, or its key's in the background."""
+    return cost.key, cost.is_background
 
 
 class Ticket:
@@ -61,7 +73,9 @@ class Ticket:
         self.cost = cost
         self.number = number
         self.task = asyncio.current_task()
-        self.slots = min(cost.slots, slots.limits.of_request)
+        limits = slots.limits
+        rows = limits.background if cost.is_background else limits.total
+        self.slots = min(cost.slots, limits.of_request, rows)
         self.slots_held = 0
         self.waiter: asyncio.Future[None] | None = None
         self._pool = slots
@@ -138,7 +152,7 @@ class Ticket:
 
     def _free(self, slots: int) -> None:
         self.slots_held -= slots
-        self._pool.free(self.cost.key, slots)
+        self._pool.free(self.cost, slots)
 
 
 class Slots:
@@ -169,9 +183,10 @@ class Slots:
         self.queue: QueueShares[Ticket] = QueueShares()
         self.queue_rate = QueueRate(clock)
         self.is_open = True
-        self._keys: defaultdict[str | None, KeyQueue[Ticket]] = defaultdict(KeyQueue)
+        # (Name of the key, whether its requests are in the background) -> its queue.
+        self._keys: defaultdict[_Part, KeyQueue[Ticket]] = defaultdict(KeyQueue)
         self._arrivals = 0
-        self._waiting = 0
+        self._waiting = self._waiting_before_background = 0
         # A request waits for more slots than it may have now. So that others do not overtake it for
         # ever, keys that hold so many slots or more start nothing.
         self._waits_from = math.inf
@@ -183,14 +198,21 @@ class Slots:
 
     def may_start(self, key: str | None) -> bool:
         """Whether a request of an API key that needs one slot would start now."""
-        return self.is_open and self._keys[key].slots_held < self._waits_from and self.room(key) > 0
+        slots_held = self._keys[key, False].slots_held
+        return self.is_open and slots_held < self._waits_from and self.room(key) > 0
 
     def room(self, key: str | None) -> int:
         """The most slots that the next sequence of an API key may have now."""
-        slots_held, limits = self._keys[key].slots_held, self.limits
+        slots_held, limits = self._keys[key, False].slots_held, self.limits
         if not slots_held or not limits.reserved or not self._is_shared():
             return self._free
         return limits.rows - self.in_use - min(slots_held, limits.reserved)
+
+    def _room_for(self, cost: RequestCost) -> int:
+        """The most slots that the next sequence of a request may have now."""
+        if not cost.is_background:
+            return self.room(cost.key)
+        return self.limits.background - self.in_use
 
     def ticket(self, cost: RequestCost) -> Ticket:
         """A ticket for a request that has arrived; `Ticket.leave` ends it."""
@@ -209,8 +231,12 @@ class Slots:
 
     def start_now(self, ticket: Ticket) -> bool:
         """See `Ticket.start_now`."""
-        key = ticket.cost.key
-        if self._keys[key].slots_held >= self._waits_from or ticket.slots > self.room(key):
+        cost = ticket.cost
+        if self._keys[_part(cost)].slots_held >= self._waits_from:
+            return False
+        if cost.is_background and self._waiting_before_background:
+            return False
+        if ticket.slots > self._room_for(cost):
             return False
         if not ticket.fits_slice:
             return False
@@ -222,7 +248,7 @@ class Slots:
     def wait(self, ticket: Ticket) -> "asyncio.Future[None]":
         """Makes a ticket wait. The result is done when its next sequence has started."""
         waiter = ticket.waiter = asyncio.get_running_loop().create_future()
-        self._keys[ticket.cost.key].add(ticket)
+        self._keys[_part(ticket.cost)].add(ticket)
         self._count(ticket, 1)
         self.dispatch()
         return waiter
@@ -241,9 +267,9 @@ class Slots:
             self.queue.discard(ticket)
         self.dispatch()
 
-    def free(self, key: str | None, slots: int) -> None:
-        """Takes slots of a key's request back."""
-        self._keys[key].slots_held -= slots
+    def free(self, cost: RequestCost, slots: int) -> None:
+        """Takes slots of a request back."""
+        self._keys[_part(cost)].slots_held -= slots
         self._free += slots
         self.dispatch()
 
@@ -254,40 +280,52 @@ class Slots:
             was_queued, waiter = ticket.is_queued, self._end_wait(ticket)
             if waiter.cancelled():  # its request ends in this pass of the event loop
                 continue
-            if was_queued:
+            if was_queued and not ticket.cost.is_background:
                 self.queue_rate.count()
             self._take(ticket)
             waiter.set_result(None)
 
     def _next(self) -> Ticket | None:
         candidates = [
-            (ticket.cost.priority, key.slots_held, ticket.slots_held, ticket.number, ticket)
+            (
+                *(ticket.cost.is_background, ticket.cost.priority),
+                *(key.slots_held, ticket.slots_held, ticket.number, ticket),
+            )
             for key in self._keys.values()
             if (ticket := key.next(with_queue=self.is_open)) is not None
         ]
         self._waits_from = math.inf
-        for _, slots_held, _, _, ticket in sorted(candidates):
+        others_wait = False
+        for is_background, _, slots_held, _, _, ticket in sorted(candidates):
+            if is_background and others_wait:
+                return None
             if slots_held >= self._waits_from:
                 continue
-            if ticket.slots <= self.room(ticket.cost.key):
+            if ticket.slots <= self._room_for(ticket.cost):
                 return ticket
+            if is_background:
+                return None
+            others_wait = True
             self._waits_from = slots_held if ticket.slots <= self._free else 0
         return None
 
     def _take(self, ticket: Ticket) -> None:
         ticket.start_next()
-        self._keys[ticket.cost.key].slots_held += ticket.slots
+        self._keys[_part(ticket.cost)].slots_held += ticket.slots
         self._free -= ticket.slots
 
     def _end_wait(self, ticket: Ticket) -> "asyncio.Future[None]":
         assert ticket.waiter is not None
         waiter, ticket.waiter = ticket.waiter, None
-        self._keys[ticket.cost.key].remove(ticket)
+        self._keys[_part(ticket.cost)].remove(ticket)
         self._count(ticket, -1)
         return waiter
 
     def _count(self, ticket: Ticket, sign: int) -> None:
         self._waiting += sign
+        if ticket.cost.is_background:
+            return
+        self._waiting_before_background += sign
         if ticket.is_queued:
             self.num_queued += sign
             self.queue_rate.watch(has_queue=self.num_queued > 0)

@@ -7,6 +7,7 @@ from starlette.types import Receive
 
 from engine_adapter.seam.types import StructuredOutput
 from server.control.admission.limit_errors import QueueTimeout
+from server.control.admission.request_cost import RequestCost
 from server.control.admission.slots import Ticket
 from server.http.event_stream import until_disconnect
 from server.state import Runtime
@@ -38,13 +39,15 @@ async def check_constraints(
                 check = runtime.engine.check_constraint(constraint, ticket.cost.key)
                 await until_disconnect(receive, check, limit)
         except BaseException:
-            admission.observe_wait(loop.time() - start_s)
+            admission.observe_wait(ticket.cost, loop.time() - start_s)
             raise
         return loop.time() - start_s
 
 
-def waiting_limit(runtime: Runtime) -> TimeLimit | None:
+def waiting_limit(runtime: Runtime, cost: RequestCost) -> TimeLimit | None:
     """The time by which a request that waits from now on must have a slot."""
+    if cost.is_background:
+        return None
     admission, timeout_s = runtime.admission, runtime.settings.queue_timeout_s
     return TimeLimit.after(
         timeout_s, lambda: admission.counted(QueueTimeout(timeout_s, admission.retry_after_s))
@@ -76,4 +79,4 @@ async def wait_for_slot(
             ticket.undo_start()
             await until_disconnect(receive, ticket.start(), limit)
     finally:
-        admission.observe_wait(loop.time() - start_s)
+        admission.observe_wait(ticket.cost, loop.time() - start_s)

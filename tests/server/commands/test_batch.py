@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from server.batches.folder import Folder
+from server.batches.lines import BatchError, Output
 from server.cli import main
 from server.commands import BAD_SETTING, FAILED, INTERRUPTED
-from server.commands.batch_files import BatchError, Output
 
 FAKE = ("--engine", "fake")
 
@@ -261,6 +262,13 @@ def test_the_servers_key_variables_are_ignored(
     monkeypatch.setenv("SPECGATE_API_KEY", "secret")
     files.write([completion("a")])
     assert files.run() == 0
+
+
+def test_the_folder_of_a_server_that_runs_is_left_alone(files: Files, tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "files"))
+    files.write([completion("a")])
+    assert files.run("--files-dir", str(tmp_path / "files")) == 0
+    folder.close()
 
 
 def test_concurrency_limits_the_requests_in_flight(files: Files) -> None:

@@ -21,6 +21,15 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
 MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
 MESSAGE_TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"a": {}}}}
 RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": PARAMETERS}
+FORM = {"purpose": "batch"}
+"""The fields of the form of an upload; the file is added to them."""
+
+LIFETIME = {"anchor": "created_at", "seconds": 3600}
+BATCH: dict[str, Any] = {
+    "input_file_id": "{file_id}",
+    "endpoint": "/v1/completions",
+    "completion_window": "24h",
+}
 PREDICTION = {"prediction": {"type": "content", "content": "hello"}}
 
 SUCCESS: dict[str, list[Any]] = {
@@ -76,8 +85,19 @@ SUCCESS: dict[str, list[Any]] = {
     "get_version": [None],
     "tokenize": [{"prompt": "x"}, {"messages": CHAT["messages"], "return_token_strs": True}],
     "detokenize": [{"tokens": [5, 6]}],
+    "get_tokenizer_info": [None],
+    "list_files": [None],
+    "create_file": [FORM],
+    "retrieve_file": [None],
+    "delete_file": [None],
+    "retrieve_file_content": [None],
+    "list_batches": [None],
+    "create_batch": [BATCH, BATCH | {"metadata": {"a": "b"}, "output_expires_after": LIFETIME}],
+    "retrieve_batch": [None],
+    "cancel_batch": [None],
     "get_health": [None],
     "get_readiness": [None],
+    "get_load": [None],
     "get_metrics": [None],
     "switch_spec_method": [{"proposer": "ngram"}, {"proposer": "auto", "mode": "drain"}],
     "check_switch": [

@@ -13,15 +13,30 @@ import httpx
 import pytest
 
 from demo import model_path
+from server.batches.files import MAX_TRANSFERS
 from tests.engine_adapter.lora import cached_adapter
 from tests.server.conftest import StartGateway
-from tests.server.contract.bodies import CHAT, COMPLETION, MESSAGE, RESPONSE, SUCCESS
+from tests.server.contract.bodies import BATCH, CHAT, COMPLETION, FORM, MESSAGE, RESPONSE, SUCCESS
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway, eventually
 
 KEYS: dict[str, Any] = {"api_key": ("inference",), "admin_key": ("admin",)}
 ADMIN = {"authorization": "Bearer admin"}
 
+LONG = {"prompt": "def f(x):", "max_tokens": 500, "ignore_eos": True}
+LINES = b"".join(
+    json.dumps(
+        {"custom_id": f"{i}", "method": "POST", "url": "/v1/completions", "body": LONG}
+    ).encode()
+    + b"\n"
+    for i in range(20)
+)
+"""A file of requests that take a while."""
+
+OF_STORED_FILES = (
+    *("list_files", "retrieve_file", "delete_file", "retrieve_file_content"),
+    *("list_batches", "retrieve_batch", "cancel_batch"),
+)
 NO_MODEL = {"model": "none"}
 ERRORS: dict[tuple[str, int], Any] = {
     ("create_chat_completion", 404): CHAT | NO_MODEL,
@@ -43,8 +58,11 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("unload_proposer", 409): {"name": "draft"},
     ("load_lora_adapter", 409): {"lora_name": "sql", "lora_path": str(model_path())},
     ("unload_lora_adapter", 409): {"lora_name": "sql"},
+    ("create_file", 409): FORM,
+    ("create_batch", 409): BATCH,
+    **{(name, 409): None for name in OF_STORED_FILES},
 }
-"""Operation and status -> a body that has it on a server without LoRA."""
+"""Operation and status -> a body that has it on a server without LoRA and without a folder."""
 
 GENERIC = (400, 401, 403, 408, 413, 500, 503)
 """Statuses that follow from a route's kind; the tests below find them by themselves."""
@@ -56,13 +74,18 @@ ELSEWHERE = {
     ("tokenize", 429),
     ("count_message_tokens", 429),
     ("detokenize", 429),
+    *((name, 429) for name in ("create_file", "create_batch", "retrieve_file_content")),
+    *((name, 404) for name in ("create_batch", *OF_STORED_FILES) if not name.startswith("list_")),
     ("unload_lora_adapter", 404),
     ("switch_spec_method", 409),
     ("switch_spec_method", 504),
 }
 """Errors that need a scene of their own."""
 
-WITHOUT_BODY = {"retrieve_response", "cancel_response", "list_input_items"}
+WITHOUT_BODY = {
+    *("retrieve_response", "cancel_response", "list_input_items"),
+    *("list_files", "list_batches"),
+}
 """Operations that have a 400 although they have no body."""
 
 PATHS = {operation["operationId"]: (m, p) for m, p, operation in contract().operations()}
@@ -72,22 +95,41 @@ async def send(client: httpx.AsyncClient, name: str, body: Any, **more: Any) -> 
     """Sends a request of an operation and checks its answer against the document."""
     method, path = PATHS[name]
     path = path.replace("{model_id}", more.pop("model_id", "specgate-demo"))
-    path = path.replace("{response_id}", more.pop("response_id", "none-such"))
-    response = await client.request(method, path, json=body, **more)
+    for kind in ("response_id", "file_id", "batch_id"):
+        thing_id = more.pop(kind, "none-such")
+        path = path.replace(f"{{{kind}}}", thing_id)
+        body = json.loads(json.dumps(body).replace(f"{{{kind}}}", thing_id))
+    if body == FORM:
+        more |= {"data": FORM, "files": {"file": ("lines.jsonl", LINES)}}
+    else:
+        more["json"] = body
+    response = await client.request(method, path, **more)
     contract().check(response)
     return response
+
+
+async def stored_ids(client: httpx.AsyncClient) -> dict[str, str]:
+    """The ids of a stored response, of a file, and of a batch that runs."""
+
+    async def new(name: str, body: Any, **ids: str) -> str:
+        thing_id: str = (await send(client, name, body, **ids)).json()["id"]
+        return thing_id
+
+    ids = {"response_id": await new("create_response", RESPONSE)}
+    batch_id = await new("create_batch", BATCH, file_id=await new("create_file", FORM))
+    return ids | {"file_id": await new("create_file", FORM), "batch_id": batch_id}
 
 
 async def test_every_success_is_as_documented(
     start: StartGateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cached_adapter(monkeypatch, tmp_path, "sql")
-    gateway = await start(enable_lora=True, allowed_hub_id=["sql"])
+    files_dir = str(tmp_path / "files")
+    gateway = await start(enable_lora=True, allowed_hub_id=["sql"], files_dir=files_dir)
     sent: set[tuple[str, str]] = set()
     for name in PATHS:
         for body in SUCCESS[name]:
-            stored = (await send(gateway.client, "create_response", RESPONSE)).json()["id"]
-            response = await send(gateway.client, name, body, response_id=stored)
+            response = await send(gateway.client, name, body, **await stored_ids(gateway.client))
             assert response.status_code == 200, (name, response.text)
             sent.add((name, response.headers["content-type"].partition(";")[0]))
     openmetrics = {"accept": "application/openmetrics-text"}
@@ -127,8 +169,21 @@ async def test_limits_refuse_and_end_requests(start: StartGateway) -> None:
     for status in (504, 429):
         for name in GENERATING:
             assert (await send(gateway.client, name, valid(name))).status_code == status
-    for name in ("tokenize", "detokenize", "count_message_tokens"):
+    others = ("tokenize", "detokenize", "count_message_tokens", "create_file", "create_batch")
+    for name in others:
         assert (await send(gateway.client, name, valid(name))).status_code == 429
+
+
+async def test_a_file_and_a_batch_that_do_not_exist(start: StartGateway, tmp_path: Path) -> None:
+    gateway = await start(files_dir=str(tmp_path / "files"))
+    for name in ("create_batch", *OF_STORED_FILES):
+        if not name.startswith("list_"):
+            assert (await send(gateway.client, name, valid(name))).status_code == 404
+    ids = await stored_ids(gateway.client)
+    owner = gateway.state.enabled_batches().files.shelf("")
+    owner.num_transfers = MAX_TRANSFERS
+    response = await send(gateway.client, "retrieve_file_content", None, **ids)
+    assert response.status_code == 429
 
 
 async def test_a_switch_during_a_drain_and_a_drain_that_ends_too_late(start: StartGateway) -> None:
@@ -190,36 +245,44 @@ async def test_401_403_and_413_come_where_they_are_documented(start: StartGatewa
     assert await having(413, ask) == documented(413)
 
 
-async def test_408_comes_where_it_is_documented(start: StartGateway) -> None:
-    impatient = await start(body_timeout_s=0.01)
+async def test_408_comes_where_it_is_documented(start: StartGateway, tmp_path: Path) -> None:
+    impatient = await start(body_timeout_s=0.01, files_dir=str(tmp_path / "files"))
 
-    async def stuck() -> AsyncIterator[bytes]:
-        yield b"{"
+    async def stuck(begin: bytes) -> AsyncIterator[bytes]:
+        yield begin
         await asyncio.sleep(60)
 
     async def ask(name: str) -> httpx.Response:
         if "requestBody" not in operation_of(name):
             return await send(impatient.client, name, None)
         method, path = PATHS[name]
-        headers = {"content-type": "application/json"}
-        return await impatient.client.request(method, path, content=stuck(), headers=headers)
+        is_form = name == "create_file"
+        kind = "multipart/form-data; boundary=x" if is_form else "application/json"
+        headers = {"content-type": kind}
+        return await impatient.client.request(
+            method, path, content=stuck(b"--x" if is_form else b"{"), headers=headers
+        )
 
     assert await having(408, ask) == documented(408)
 
 
-async def test_400_comes_where_it_is_documented(start: StartGateway) -> None:
-    gateway = await start(strict_fields=True)
+async def test_400_comes_where_it_is_documented(start: StartGateway, tmp_path: Path) -> None:
+    gateway = await start(strict_fields=True, files_dir=str(tmp_path / "files"))
     refused = await having(400, lambda name: send(gateway.client, name, {"none-such": 1}))
     assert refused | WITHOUT_BODY == documented(400)
 
 
-async def test_400_without_a_body(gateway: Gateway) -> None:
+async def test_400_without_a_body(start: StartGateway, tmp_path: Path) -> None:
+    gateway = await start(files_dir=str(tmp_path / "files"))
     stored = (await send(gateway.client, "create_response", RESPONSE)).json()["id"]
     for name, query in (
         ("retrieve_response", {"stream": "true"}),
         ("cancel_response", {}),
         ("list_input_items", {"after": "none-such"}),
         ("list_input_items", {"limit": "0"}),
+        ("list_files", {"after": "none-such"}),
+        ("list_files", {"purpose": "vision"}),
+        ("list_batches", {"limit": "101"}),
     ):
         response = await send(gateway.client, name, None, response_id=stored, params=query)
         assert response.status_code == 400, name

@@ -36,7 +36,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
     # A short context bounds what a request may generate.
     flags = ["--engine", "fake", "--engine-args", '{"fake_step_ms": 0}', "--max-model-len", "256"]
     keys = ["--api-key", "inference", "--admin-key", "admin"]
-    quiet = ["--enable-lora", "--no-access-log"]
+    quiet = ["--enable-lora", "--no-access-log", "--files-dir", str(tmp_path / "files")]
     running = Served.start_beside(tmp_path / "server.log", *flags, *keys, *quiet)
     yield running
     assert running.stop() == 0

@@ -71,7 +71,7 @@ def _operations() -> dict[str, tuple[str, str, dict[str, Any]]]:
             _resolved(operation["requestBody"]["content"]["application/json"]["schema"]),
         )
         for method, path, operation in contract().operations()
-        if "requestBody" in operation
+        if "application/json" in operation.get("requestBody", {"content": ()})["content"]
     }
 
 

@@ -160,9 +160,9 @@ async def test_log_probabilities_of_a_whole_answer_are_encoded_when_they_come(
     """All of a choice at its end would be hundreds of thousands, for which everybody waits."""
     encoded: list[int] = []
 
-    def counted(tokens: Sequence[Any], num_top: int) -> dict[str, Any]:
+    def counted(tokens: Sequence[Any], num_top: int, **options: Any) -> dict[str, Any]:
         encoded.append(len(tokens))
-        return chat_logprobs(tokens, num_top)
+        return chat_logprobs(tokens, num_top, **options)
 
     monkeypatch.setattr("server.openai.chat_shape.chat_logprobs", counted)
     fields = {"logprobs": True, "top_logprobs": 3, "max_tokens": 200, "ignore_eos": True, "n": 2}

@@ -39,7 +39,7 @@ BASE: dict[str, dict[str, Any]] = {
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-TEMPLATE = "{{ messages[0].content }} {{ reasoning_effort }}"
+TEMPLATE = "{{ messages[0].content }} {{ reasoning_effort }} {{ documents }}"
 
 ASKING: dict[str, Any] = {
     "add_generation_prompt": False,
@@ -207,7 +207,11 @@ async def answering(
     """A gateway with every feature on; its engine answers any constraint."""
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
-    gateway = await start(chat_template=str(template), scheduling_policy="priority")
+    gateway = await start(
+        chat_template=str(template),
+        scheduling_policy="priority",
+        trust_request_chat_template=True,
+    )
     record_requests(gateway, monkeypatch)
     return gateway
 

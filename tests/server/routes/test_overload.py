@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -420,9 +421,11 @@ async def test_a_key_has_limits_of_its_own(start: StartGateway) -> None:
 
 @pytest.mark.parametrize("path", sorted(COUNTED_PATHS))
 async def test_a_request_above_a_limit_of_its_key_is_refused_before_its_body_is_read(
-    start: StartGateway, path: str
+    start: StartGateway, path: str, tmp_path: Path
 ) -> None:
-    gateway = await start(max_key_requests_per_minute=1, **KEYS)
+    files_dir = str(tmp_path / "files")
+    gateway = await start(max_key_requests_per_minute=1, files_dir=files_dir, **KEYS)
+    kind = "multipart/form-data; boundary=x" if path == "/v1/files" else "application/json"
     read = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -431,7 +434,7 @@ async def test_a_request_above_a_limit_of_its_key_is_refused_before_its_body_is_
         yield b"{}"
 
     async def ask(name: str) -> httpx.Response:
-        headers = {"content-type": "application/json", "authorization": f"Bearer key-{name}"}
+        headers = {"content-type": kind, "authorization": f"Bearer key-{name}"}
         return await gateway.client.post(path, content=body(), headers=headers)
 
     # A body that is not valid counts too, or such bodies would be without a limit.

@@ -55,7 +55,10 @@ async def test_an_empty_salt_is_called_a_text(gateway: Gateway) -> None:
     assert "1 character" in message
 
 
-async def test_priority_needs_a_scheduler_that_knows_it(gateway: Gateway) -> None:
+async def test_a_strict_server_refuses_a_priority_that_its_scheduler_does_not_know(
+    start: StartGateway,
+) -> None:
+    gateway = await start(strict_fields=True)
     for ask in (gateway.complete, gateway.chat):
         error = (await ask(priority=1)).json()["error"]
         assert (error["param"], error["code"]) == ("priority", "unsupported_parameter")

@@ -10,6 +10,7 @@ from engine_adapter.seam.counts import CompiledGrammars, ProposerCounts, StepKin
 from server.control.types import SelectedBy
 from server.telemetry import (
     admission_metrics,
+    batch_metrics,
     connection_metrics,
     file_metrics,
     http_metrics,
@@ -153,7 +154,7 @@ def test_two_servers_in_one_process_share_nothing() -> None:
 def test_every_metric_has_a_promql_query(registry: CollectorRegistry, metrics: Metrics) -> None:
     modules = (
         *(module, http_metrics, admission_metrics, connection_metrics, usage_metrics),
-        *(file_metrics, response_metrics),
+        *(file_metrics, response_metrics, batch_metrics),
     )
     documentation = " ".join(str(each.__doc__) for each in modules)
     for family in registry.collect():

@@ -57,6 +57,7 @@ OPTIONS = SamplingOptions(
     prompt_logprobs=2,
     ignore_eos=True,
     skip_special_tokens=False,
+    spaces_between_special_tokens=False,
     include_stop_str_in_output=True,
 )
 

@@ -19,7 +19,8 @@ def cost(sequences: int = 1, **more: object) -> RequestCost:
 class Crowd:
     """Requests that want slots; `started` lists a name for each sequence that has started.
 
-    With a reserve, several keys share the slots, and the engine runs `rows` of them.
+    With a reserve, several keys share the slots, and the engine runs `rows` of them. Requests in
+    the background may have `background` rows.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class Crowd:
         prompt_tokens: int = 100,
         rows: int = 0,
         reserved: int = 0,
+        background: int = 1,
     ) -> None:
-        limits = SlotLimits(total, rows or total, reserved, of_request, prompt_tokens)
+        limits = SlotLimits(total, rows or total, reserved, of_request, prompt_tokens, background)
         self.slots = Slots(limits, is_shared=lambda: self.is_shared)
         self.is_shared = True
         self.started: list[str] = []

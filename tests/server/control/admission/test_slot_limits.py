@@ -15,22 +15,20 @@ INFO = EngineInfo("fake", "1", "m", "m", 2048, 128, 99, 20, 5, ())
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
-        (128, (160, 128, 8, 32)),
-        (256, (320, 256, 16, 64)),
-        (8, (10, 8, 1, 2)),
-        (4, (5, 4, 1, 1)),
-        (1, (1, 1, 0, 1)),
+        (128, (160, 128, 8, 32, 512, 96)),
+        (256, (320, 256, 16, 64, 512, 192)),
+        (8, (10, 8, 1, 2, 512, 6)),
+        (4, (5, 4, 1, 1, 512, 3)),
+        (1, (1, 1, 0, 1, 512, 1)),
     ],
 )
-def test_slots_follow_from_what_the_engine_runs(
-    runs: int, expected: tuple[int, int, int, int]
-) -> None:
+def test_slots_follow_from_what_the_engine_runs(runs: int, expected: tuple[int, ...]) -> None:
     limits = slot_limits(Settings(model="org/m"), replace(INFO, max_num_seqs=runs))
-    assert limits == SlotLimits(*expected, 512)
+    assert limits == SlotLimits(*expected)
 
 
 def test_a_request_of_the_demo_has_few_slots() -> None:
-    assert slot_limits(Settings(), INFO) == SlotLimits(160, 128, 8, 8, 512)
+    assert slot_limits(Settings(), INFO) == SlotLimits(160, 128, 8, 8, 512, 96)
 
 
 def test_slots_can_be_set_and_one_request_has_at_most_all() -> None:
@@ -40,13 +38,19 @@ def test_slots_can_be_set_and_one_request_has_at_most_all() -> None:
         max_request_sequences=9,
         max_request_prefill_tokens=7,
     )
-    assert slot_limits(settings, INFO) == SlotLimits(3, 3, 2, 3, 7)
+    assert slot_limits(settings, INFO) == SlotLimits(3, 3, 2, 3, 7, 1)
 
 
 @pytest.mark.parametrize(("reserved", "expected"), [(0, 0), (5, 5), (1000, 127)])
 def test_a_reserve_can_be_set_and_leaves_a_row(reserved: int, expected: int) -> None:
     settings = Settings(engine="fake", reserved_sequences=reserved)
     assert slot_limits(settings, INFO).reserved == expected
+
+
+@pytest.mark.parametrize(("reserved", "expected"), [(0, 128), (5, 123), (1000, 1)])
+def test_what_batches_leave_free_can_be_set(reserved: int, expected: int) -> None:
+    settings = Settings(engine="fake", batch_reserved_sequences=reserved)
+    assert slot_limits(settings, INFO).background == expected
 
 
 def test_the_queue_is_bounded_by_default() -> None:

@@ -1,10 +1,10 @@
-"""Requests of `specgate batch` while the engine dies, on a transport that simulates it."""
+"""Requests of a batch while the engine dies, on a transport that simulates it."""
 
 import httpx
 import pytest
 
-from server.commands.batch import MAX_ATTEMPTS, EngineGone, send
-from server.commands.batch_files import Request
+from server.batches.lines import Request
+from server.batches.sending import MAX_ATTEMPTS, EngineGone, send
 
 
 class Engine(httpx.AsyncBaseTransport):
@@ -43,16 +43,32 @@ async def test_a_request_is_sent_again_after_the_engine_died_and_came_back(
     monkeypatch: pytest.MonkeyPatch, deaths: int, status: int, requests: int
 ) -> None:
     # The number of polls does not matter.
-    monkeypatch.setattr("server.commands.batch.READY_POLL_S", 0)
+    monkeypatch.setattr("server.batches.sending.READY_POLL_S", 0)
     engine = Engine(deaths, polls=50)
     async with httpx.AsyncClient(transport=engine, base_url="http://batch") as client:
-        entry = await send(client, Request(1, "a", "/v1/completions", {}))
-    assert entry["response"]["status_code"] == status
+        response = await send(client, Request(1, "a", "/v1/completions", b"{}"))
+    assert response.status_code == status
     assert engine.requests == requests
-    assert entry["response"]["request_id"] == f"id-{requests}"
+    assert response.headers["x-request-id"] == f"id-{requests}"
+
+
+async def test_a_request_is_sent_again_while_the_engine_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("server.batches.sending.asyncio.sleep", wait)
+    answers = [httpx.Response(429, headers={"retry-after": "5"})] * 9 + [httpx.Response(200)]
+    transport = httpx.MockTransport(lambda request: answers.pop(0))
+    async with httpx.AsyncClient(transport=transport, base_url="http://batch") as client:
+        response = await send(client, Request(1, "a", "/v1/completions", b"{}"))
+    assert (response.status_code, waits) == (200, [5.0] * 9)
 
 
 async def test_a_batch_does_not_wait_for_an_engine_that_is_not_replaced() -> None:
     async with httpx.AsyncClient(transport=Engine(1, None), base_url="http://batch") as client:
         with pytest.raises(EngineGone, match="Dead"):
-            await send(client, Request(1, "a", "/v1/completions", {}))
+            await send(client, Request(1, "a", "/v1/completions", b"{}"))
