@@ -5,6 +5,7 @@ import json
 import sys
 from typing import Any, Literal
 
+import httpx2
 from agents import (
     Agent,
     ModelSettings,
@@ -108,12 +109,50 @@ async def beside(model: Any) -> dict[str, Any]:
     }
 
 
+class Headers:
+    """Keeps the acceptance figures of the headers of the last answer."""
+
+    last: list[int] | None = None
+
+    async def note(self, response: httpx2.Response) -> None:
+        """A hook of an HTTP client."""
+        names = ("x-specgate-draft-tokens", "x-specgate-accepted-draft-tokens")
+        found = [int(response.headers[name]) for name in names if name in response.headers]
+        self.last = found or None
+
+
+HEADERS = Headers()
+
+
+async def figures(model: Any) -> dict[str, Any]:
+    """The acceptance figures, where the client keeps them."""
+    settings = ModelSettings(
+        temperature=0, include_usage=True, extra_body={"spec_decode": {"proposer": "ngram"}}
+    )
+    agent = Agent(name="a", model=model, model_settings=settings)
+    told = {}
+    for name in ("whole", "streamed"):
+        if name == "whole":
+            run: Any = await Runner.run(agent, "word")
+        else:
+            run = Runner.run_streamed(agent, "word")
+            async for _ in run.stream_events():
+                pass
+        details = run.raw_responses[0].usage.output_tokens_details.model_dump()
+        names = ("num_draft_tokens", "num_accepted_draft_tokens")
+        counts = [details[name] for name in names if name in details]
+        told[name] = {"usage": counts or None, "headers": HEADERS.last}
+    return told
+
+
 async def main() -> None:
     url, part = sys.argv[1:]
-    client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+    http_client = httpx2.AsyncClient(event_hooks={"response": [HEADERS.note]})
+    client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http_client)
     set_tracing_disabled(True)
     set_default_openai_client(client)
-    asked = {"forced": forced, "chosen": chosen, "beside": beside}[part]
+    parts = {"forced": forced, "chosen": chosen, "beside": beside, "figures": figures}
+    asked = parts[part]
     # A name is the default model class.
     models = {"default": MODEL, "chat": OpenAIChatCompletionsModel(MODEL, client)}
     print(json.dumps({name: await asked(model) for name, model in models.items()}))
