@@ -13,7 +13,7 @@ from server.openai.chat_input import (
     template_variables,
 )
 from server.openai.field_names import FieldNames
-from server.openai.function_tools import FunctionTools, checked_tools
+from server.openai.function_tools import FunctionPath, FunctionTools, checked_tools
 from server.schema import anthropic as schema
 from server.schema.chat import ReasoningEffort
 from server.schema.messages import checked_messages
@@ -23,7 +23,6 @@ NAMES = FieldNames(
     chosen_function="tool_choice.name",
     format=schema.MessagesRequest.format_field,
     effort="output_config.effort",
-    parameters="input_schema",
 )
 """How a message names the fields of its chat."""
 
@@ -188,14 +187,14 @@ def _tools(
 ) -> tuple[FunctionTools, list[str]]:
     """What the model may call, and the fields of the tools that are left out."""
     functions: list[Function] = []
-    paths: list[str] = []
+    paths: list[FunctionPath] = []
     ignored: list[str] = []
     for number, tool in enumerate(body.tools or ()):
         path = f"tools.{number}"
         if isinstance(tool, schema.ServerTool):
             ignored.append(path)
             continue
-        paths.append(path)
+        paths.append(FunctionPath.at(path, "input_schema"))
         ignored += [f"{path}.{name}" for name in tool.model_extra or () if name not in _NO_EFFECT]
         functions.append(
             Function(

@@ -125,8 +125,9 @@ def _refusal(fields: dict[str, Any]) -> str | None:
         return f"url must be one of {', '.join(URLS)}"
     if not isinstance(body, dict):
         return "body must be a JSON object"
-    if body.get("stream"):
-        return "body.stream is not supported in a batch; leave it out"
+    for name in ("stream", "background"):
+        if body.get(name):
+            return f"body.{name} is not supported in a batch; leave it out"
     return None
 
 

@@ -19,6 +19,7 @@ COUNTED_PATHS = GENERATING_PATHS | {
     "/tokenize",
     "/detokenize",
     "/v1/messages/count_tokens",
+    "/v1/responses/input_tokens",
 }
 """The paths whose POSTs count: those that generate, or turn text into tokens or back."""
 

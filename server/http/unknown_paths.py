@@ -41,7 +41,6 @@ _MISSING: Mapping[str, str] = {
     "batch(es)?": "`specgate batch` answers a file of requests without a server",
     "assistants|threads|conversations|evals": f"{_TEXT} and keeps no assistants or threads",
     "fine_tuning|fine-tunes": f"{_TEXT} and trains no models",
-    "responses/input_tokens": "POST /tokenize counts the tokens of a chat",
     "responses/compact": f"{_TEXT} and compacts no conversations",
     "messages/batches": f"{_TEXT} and keeps no batches",
     "complete": f"{_TEXT} for messages, not for Anthropic's older prompts",

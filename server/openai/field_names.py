@@ -13,7 +13,6 @@ class FieldNames:
         format: of the text.
         effort: of reasoning.
         logprobs: asks for log probabilities.
-        parameters: the JSON schema of a function.
     """
 
     messages: str = "messages"
@@ -21,7 +20,6 @@ class FieldNames:
     format: str = "response_format"
     effort: str = "reasoning_effort"
     logprobs: str = "logprobs"
-    parameters: str = "parameters"
 
 
 CHAT = FieldNames()

@@ -92,7 +92,7 @@ class GenerationResponse(Response):
         self, recording: Recording, scope: Scope, receive: Receive, send: Send
     ) -> None:
         runtime = self._runtime
-        limit = _request_limit(runtime)
+        limit = request_limit(runtime)
         origin = Origin(Headers(scope=scope), key_name(scope))
         async with AsyncExitStack() as in_flight:
             request = await in_flight.enter_async_context(
@@ -118,7 +118,8 @@ class GenerationResponse(Response):
         await response(scope, receive, send)
 
 
-def _request_limit(runtime: Runtime) -> TimeLimit | None:
+def request_limit(runtime: Runtime) -> TimeLimit | None:
+    """The time by which a request that begins now must have ended."""
     seconds = runtime.settings.request_timeout_s
     return TimeLimit.after(seconds, lambda: runtime.admission.counted(RequestTimeout(seconds)))
 

@@ -142,7 +142,7 @@ def tool_use(
         tools=tools,
         shows_reasoning=chat.shows_reasoning,
         strict_fields=tuple(
-            f"{path}.strict"
+            path.strict
             for path, function in zip(tools.paths, tools.functions, strict=True)
             if may_call and function.strict
         ),

@@ -197,7 +197,7 @@ class ResponseObject(BaseModel):
     id: str
     object: Literal["response"]
     created_at: int = Field(description="Unix time in seconds")
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     completed_at: int | None = Field(description="Unix time in seconds")
     error: FailedResponse | None
     incomplete_details: IncompleteDetails | None
@@ -227,6 +227,13 @@ class ResponseObject(BaseModel):
     prompt_cache_key: str | None
     usage: ResponseUsage | None
     metrics: AnswerMetrics = absent("of a response that has ended")
+
+
+class InputTokenCount(BaseModel):
+    """`POST /v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class DeletedResponse(BaseModel):

@@ -1,29 +1,31 @@
 """`/v1/responses`: from the body to a prepared request, by way of the chat that generates it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import loads
 from typing import Any
 
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import SamplingOptions
 from server.errors import InvalidField
-from server.openai.body_checks import check_not_of_chats
+from server.openai.body_checks import CheckedBody, check_body, check_not_of_chats
 from server.openai.chat import prepare_input
 from server.openai.chat_input import ChatInput
 from server.openai.chat_shape import ChatShape
+from server.openai.prompts import render_chat, text_limit
 from server.openai.request import PreparedRequest
 from server.openai.responses.callable_tools import CallableTool, callable_tools
 from server.openai.responses.conversation import Source, Turn, beginnings, turns
 from server.openai.responses.input_items import Item, input_items
 from server.openai.responses.response_input import (
     check_text,
+    counted_prompt,
     response_input,
     with_messages,
 )
 from server.openai.responses.store import BrokenChain, ResponseStore
-from server.schema.base import Strict
-from server.schema.responses import Reasoning, ResponsesRequest
+from server.schema.base import Strict, without_effect
+from server.schema.responses import CountInputRequest, Reasoning, ResponsePrompt, ResponsesRequest
 from server.state import Runtime
 
 TOO_LONG = "context_length_exceeded"
@@ -79,13 +81,29 @@ async def prepare_response(
         stored=stored,
         num_top_logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
         fields=request_fields(body, request.options[0], stored=stored),
-        tools=tools.by_name,
+        tools=tools.written(chat.tools.choice),
         request=request,
         shape=shape,
     )
 
 
-def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: str) -> list[Source]:
+async def count_input_tokens(
+    runtime: Runtime, body: CountInputRequest, owner: str
+) -> tuple[int, CheckedBody]:
+    """The tokens of a response's input, and what is ignored of its body. Raises `ApiError`."""
+    checked = check_body(runtime, body)
+    history = earlier_items(runtime.responses, body, owner)
+    items = [] if body.input is None else input_items(body.input)
+    own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
+    prompt, ignored = counted_prompt(body, turns([*history, *own_items]))
+    if ignored and runtime.settings.strict_fields:
+        raise without_effect(ignored[0])
+    max_chars = text_limit(runtime.renderer, runtime.info, is_bounded=False)
+    token_ids = await render_chat(runtime.renderer, prompt, max_chars)
+    return len(token_ids), replace(checked, ignored=(*checked.ignored, *ignored))
+
+
+def earlier_items(store: ResponseStore, body: ResponsePrompt, owner: str) -> list[Source]:
     """The items of the conversation that the request continues. Raises `InvalidField`."""
     name = "previous_response_id"
     previous_id = body.previous_response_id
@@ -97,8 +115,11 @@ def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: str) -> l
             f"{name}: the response {short_repr(previous_id)} is not stored. {retention(store)}"
         )
         raise InvalidField(name, message, "previous_response_not_found")
-    if previous.status == "failed":
-        message = f"{name}: {short_repr(previous_id)} failed, so there is nothing to continue."
+    if previous.status not in ("completed", "incomplete"):
+        message = (
+            f"{name}: the status of {short_repr(previous_id)} is {previous.status}; only a "
+            "response that is completed or incomplete can be continued."
+        )
         raise InvalidField(name, message)
     try:
         chain = store.chain(previous)
@@ -130,6 +151,12 @@ def retention(store: ResponseStore) -> str:
 def _is_stored(store: ResponseStore, body: ResponsesRequest) -> bool:
     if body.store and not store.is_enabled:
         raise InvalidField("store", f"store: {retention(store)}", "unsupported_parameter")
+    if body.background and not store.is_enabled:
+        message = f"background: {retention(store)}"
+        raise InvalidField("background", message, "unsupported_parameter")
+    if body.background and body.store is False:
+        message = "background needs a stored response; leave store out, or send true."
+        raise InvalidField("background", message)
     return store.is_enabled and body.store is not False
 
 
@@ -139,8 +166,8 @@ async def _prepare_chat(
     """The prepared chat; with `truncation`, without the oldest messages that do not fit."""
 
     async def prepared(turns: Sequence[Turn]) -> PreparedRequest:
-        complete = with_messages(chat, body.instructions, turns)
-        return await prepare_input(runtime, body, complete, "resp_")
+        prompt = with_messages(chat.prompt, body.instructions, turns)
+        return await prepare_input(runtime, body, replace(chat, prompt=prompt), "resp_")
 
     try:
         return await prepared(conversation)
@@ -174,7 +201,7 @@ def request_fields(
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
         "store": stored,
-        "background": False,
+        "background": bool(body.background),
         "metadata": body.metadata or {},
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

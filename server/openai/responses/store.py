@@ -8,10 +8,18 @@ dropping it breaks no chain.
 Over the limit of responses, the owner with the most responses loses the least recent one; over the
 limit of bytes, the owner with the most bytes. So an owner who stores little keeps it, whatever
 others store.
+
+A response that runs in the background is here too: its place is taken, and the events that are kept
+of its stream count as bytes. An owner over the limit who stores nothing loses such events, those of
+the response that has most, never the response itself.
 """
 
 from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
+from typing import Protocol
+
+from server.errors import ApiError, Overloaded
 
 OVERHEAD_BYTES = 512
 """Counted for a response beside its text: its entry, its keys and Python's objects."""
@@ -19,7 +27,7 @@ OVERHEAD_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response that has ended.
+    """A response that has ended, or what is known of one that runs.
 
     Attributes:
         id: the response's id.
@@ -30,6 +38,7 @@ class StoredResponse:
         items: the items of its own input, as JSON; not those of the response that it continues.
         output: the items of its output, as JSON, without log probabilities. A conversation reads
             these, for each response of its chain: the body also has formats and tools.
+        events: of its stream, each with the empty line that ends it; empty if none are kept.
     """
 
     id: str
@@ -39,11 +48,43 @@ class StoredResponse:
     body: bytes
     items: bytes
     output: bytes
+    events: bytes = b""
 
     @property
     def num_bytes(self) -> int:
         """What it counts for in the store."""
-        return len(self.body) + len(self.items) + len(self.output) + OVERHEAD_BYTES
+        parts = (self.body, self.items, self.output, self.events)
+        return sum(map(len, parts)) + OVERHEAD_BYTES
+
+
+class RunningResponse(Protocol):
+    """A response that runs in the background.
+
+    Attributes:
+        id: the response's id.
+        owner: who may read it.
+        num_event_bytes: what its events count for.
+    """
+
+    id: str
+    owner: str
+    num_event_bytes: int
+
+    def snapshot(self) -> StoredResponse:
+        """What is known of it now."""
+        ...
+
+    def drop_events(self) -> None:
+        """Keeps no events from now on; `num_event_bytes` is then 0."""
+        ...
+
+    def follow(self, number: int) -> AsyncGenerator[bytes, None]:
+        """Its events from this number on, encoded, until it ends. Raises `InvalidField`."""
+        ...
+
+    async def stop(self, reason: ApiError | None) -> StoredResponse:
+        """Ends it, as cancelled or as failed for a reason, and returns what became of it."""
+        ...
 
 
 class BrokenChain(LookupError):
@@ -55,25 +96,28 @@ class BrokenChain(LookupError):
 
 
 class _Shelf:
-    """The stored responses of one owner, the least recent first."""
+    """The responses of one owner: those stored, the least recent first, and those that run."""
 
     def __init__(self) -> None:
         self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.running: dict[str, RunningResponse] = {}
         self.num_bytes = 0
 
 
 class ResponseStore:
-    """Stored responses of all owners. Lives on the event loop.
+    """Responses of all owners. Lives on the event loop.
 
     Args:
-        max_responses: the most responses; 0 stores none.
-        max_bytes: the most bytes, counted by `StoredResponse.num_bytes`.
+        max_responses: the most responses; 0 stores none. As many may run in the background.
+        max_bytes: the most bytes, counted by `StoredResponse.num_bytes`, with the events of those
+            that run.
     """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self.max_responses = max_responses
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self.num_running = 0
         self._num_responses = 0
         self._shelves: dict[str, _Shelf] = {}
 
@@ -98,11 +142,50 @@ class ResponseStore:
         _use(shelf, response)
         while self._num_responses > self.max_responses:
             self._drop_from(max(self._shelves.values(), key=lambda each: len(each.responses)))
-        while self.num_bytes > self.max_bytes:
-            self._drop_from(max(self._shelves.values(), key=lambda each: each.num_bytes))
+        self._fit_bytes()
+
+    def begin(self, response: RunningResponse) -> None:
+        """Takes in a response that runs. Raises `Overloaded` if too many run."""
+        if self.num_running >= self.max_responses:
+            raise Overloaded(
+                f"{self.num_running} responses run in the background, and --max-stored-responses "
+                "allows no more"
+            )
+        shelf = self._shelves.setdefault(response.owner, _Shelf())
+        shelf.running[response.id] = response
+        self.num_running += 1
+
+    def grow(self, response: RunningResponse, num_bytes: int) -> None:
+        """Counts more bytes of the events of a response that runs, and drops others."""
+        response.num_event_bytes += num_bytes
+        self._add_bytes(self._shelves[response.owner], num_bytes)
+        self._fit_bytes()
+
+    def end(self, response: RunningResponse) -> None:
+        """Removes a response that runs, with the bytes of its events."""
+        shelf = self._shelves[response.owner]
+        del shelf.running[response.id]
+        self.num_running -= 1
+        self._add_bytes(shelf, -response.num_event_bytes)
+        self._forget_if_empty(response.owner)
+
+    def running(self, response_id: str, owner: str) -> RunningResponse | None:
+        """The owner's response of this id, if it runs."""
+        shelf = self._shelves.get(owner)
+        return None if shelf is None else shelf.running.get(response_id)
+
+    def all_running(self) -> Iterator[RunningResponse]:
+        """The responses of all owners that run."""
+        for shelf in self._shelves.values():
+            yield from shelf.running.values()
 
     def find(self, response_id: str, owner: str) -> StoredResponse | None:
-        """The owner's response of this id; it becomes the most recent one."""
+        """The owner's response of this id; it becomes the most recent one.
+
+        Of one that runs, what is known of it now.
+        """
+        if (running := self.running(response_id, owner)) is not None:
+            return running.snapshot()
         shelf = self._shelves.get(owner)
         response = None if shelf is None else shelf.responses.get(response_id)
         if shelf is not None and response is not None:
@@ -125,16 +208,33 @@ class ResponseStore:
         shelf = self._shelves[response.owner]
         del shelf.responses[response.id]
         self._count(shelf, response, -1)
-        if not shelf.responses:
-            del self._shelves[response.owner]
+        self._forget_if_empty(response.owner)
+
+    def _fit_bytes(self) -> None:
+        while self.num_bytes > self.max_bytes:
+            shelf = max(self._shelves.values(), key=lambda each: each.num_bytes)
+            if shelf.responses:
+                self._drop_from(shelf)
+                continue
+            largest = max(shelf.running.values(), key=lambda each: each.num_event_bytes)
+            self._add_bytes(shelf, -largest.num_event_bytes)
+            largest.drop_events()
 
     def _drop_from(self, shelf: _Shelf) -> None:
         self.delete(next(iter(shelf.responses.values())))
 
     def _count(self, shelf: _Shelf, response: StoredResponse, sign: int) -> None:
         self._num_responses += sign
-        self.num_bytes += sign * response.num_bytes
-        shelf.num_bytes += sign * response.num_bytes
+        self._add_bytes(shelf, sign * response.num_bytes)
+
+    def _add_bytes(self, shelf: _Shelf, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        shelf.num_bytes += num_bytes
+
+    def _forget_if_empty(self, owner: str) -> None:
+        shelf = self._shelves[owner]
+        if not shelf.responses and not shelf.running:
+            del self._shelves[owner]
 
 
 def _use(shelf: _Shelf, response: StoredResponse) -> None:

@@ -213,7 +213,7 @@ async def test_a_deleted_response_is_gone_and_not_continued(gateway: Gateway) ->
     assert (await gateway.client.get(f"{PATH}/{second['id']}")).json() == second
 
 
-async def test_cancel_is_refused_because_nothing_runs_in_the_background(gateway: Gateway) -> None:
+async def test_only_a_response_in_the_background_can_be_cancelled(gateway: Gateway) -> None:
     whole = await respond(gateway, "Hello")
     error = await refused(gateway, "POST", f"{PATH}/{whole['id']}/cancel", 400)
     assert error["param"] == "response_id"
