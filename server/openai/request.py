@@ -125,6 +125,14 @@ class PreparedRequest:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def headers(self) -> dict[str, str]:
+        """The headers that say what of the body is not honoured."""
+        headers = self.checked.headers()
+        constraint = self.options[0].structured_output
+        if constraint is not None and constraint.unenforced:
+            headers[UNENFORCED_KEYWORDS] = header_list(constraint.unenforced, ":-")
+        return headers
+
     def traits(self, origin: Origin) -> Traits:
         """What routing rules match of the request."""
         sampling = self.options[0]
@@ -170,12 +178,7 @@ class AdmittedRequest:
 
     def headers(self) -> dict[str, str]:
         """The response's own headers."""
-        prepared = self.prepared
-        headers = {SPEC_METHOD: self.selection.name, **prepared.checked.headers()}
-        constraint = prepared.options[0].structured_output
-        if constraint is not None and constraint.unenforced:
-            headers[UNENFORCED_KEYWORDS] = header_list(constraint.unenforced, ":-")
-        return headers
+        return {SPEC_METHOD: self.selection.name, **self.prepared.headers()}
 
 
 def new_request_id(prefix: str) -> str:

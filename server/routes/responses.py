@@ -72,7 +72,7 @@ async def create_response(
         return GenerationResponse(runtime, prepared.request, builder)
     origin = Origin(request.headers, key_name(request.scope))
     run = await start_in_background(runtime, prepared, origin)
-    headers = prepared.request.checked.headers()
+    headers = prepared.request.headers()
     if body.stream:
         return _events(runtime, retrieval.EventReader(store, run.id, owner, None), headers)
     return Response(run.snapshot().body, media_type="application/json", headers=headers)

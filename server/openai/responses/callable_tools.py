@@ -4,6 +4,7 @@ A tool of a namespace is a function with the namespace in its name, and a custom
 is a text, is a function with one text. Tools that OpenAI's servers run are left out.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,7 +169,7 @@ def _text_parameters(
     text: dict[str, Any] = {"type": "string"}
     is_strict = grammar is not None and grammar.syntax == "regex"
     if grammar is not None and is_strict:
-        text["pattern"] = f"^(?:{grammar.definition})$"
+        text["pattern"] = f"^(?:{_unanchored(grammar.definition)})$"
         if relax(dict(text)):
             reason = "has look-around, a back-reference or a word boundary"
             message = f"{param} {reason}, which cannot be enforced."
@@ -180,3 +181,11 @@ def _text_parameters(
         "additionalProperties": False,
     }
     return parameters, is_strict or None
+
+
+def _unanchored(regex: str) -> str:
+    """A regular expression without `^` and `$` around it: it is to match a whole text anyway."""
+    regex = regex.removeprefix("^")
+    if re.search(r"(?<!\\)(?:\\\\)*\$$", regex):
+        regex = regex.removesuffix("$")
+    return regex

@@ -1,17 +1,21 @@
 """Responses that run in the background: read, streamed, resumed, cancelled, and stopped."""
 
 import asyncio
+import json
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
 from engine_adapter.seam.errors import InvalidRequest
+from server.http.headers import IGNORED_FIELDS, UNENFORCED_KEYWORDS
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 from tests.server.response_events import checked, checked_events, kinds, text_of
 from tests.server.routes.test_constraint_check import Check
 from tests.server.routes.test_responses_stored import KEYS, PATH, bearer, refused
+from tests.server.threaded import ThreadedServer
 
 BODY: dict[str, Any] = {"input": "Hello", "background": True, "max_output_tokens": 12}
 LONG = {**BODY, "max_output_tokens": 1000}
@@ -60,6 +64,17 @@ async def test_it_is_the_response_that_a_connection_would_get(gateway: Gateway) 
     items = (await gateway.client.get(f"{PATH}/{last['id']}/input_items")).json()["data"]
     assert items[0]["content"][0]["text"] == "Hello"
     assert len(gateway.runtime.responses) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_not_honoured_is_named_at_once(gateway: Gateway, stream: bool) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    form = {"type": "json_schema", "name": "a", "schema": schema}
+    response = await gateway.post(
+        PATH, {**BODY, "text": {"format": form}, "unknown": 1, "stream": stream}
+    )
+    assert response.headers[IGNORED_FIELDS] == "unknown"
+    assert response.headers[UNENFORCED_KEYWORDS] == "uniqueItems"
 
 
 async def test_its_status_follows_the_queue(start: StartGateway) -> None:
@@ -217,3 +232,27 @@ async def test_without_a_store_there_is_no_background(start: StartGateway) -> No
     gateway = await start(max_stored_responses=0)
     response = await gateway.post(PATH, BODY)
     assert response.json()["error"]["param"] == "background"
+
+
+def test_the_stop_of_a_server_ends_it_as_failed() -> None:
+    served = ThreadedServer(engine_args=SLOW).start()
+    url = f"{served.url}{PATH}"
+    alone = httpx.post(url, json=LONG).json()["id"]
+    store = served.runtime.responses
+    with httpx.stream("POST", url, json={**LONG, "stream": True}, timeout=60) as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "event: response.created"
+        stopping = threading.Thread(target=served.stop)
+        stopping.start()
+        last = [line for line in lines if line.startswith("data: ")][-1]
+    stopping.join()
+    error = json.loads(last.removeprefix("data: "))
+    assert (error["type"], error["code"]) == ("error", "stopping")
+    assert error["sequence_number"] > 2
+    assert store.num_running == 0
+    assert len(store) == 2
+    stored = store.find(alone, "")
+    assert stored is not None
+    body = json.loads(stored.body)
+    assert (body["status"], body["error"]["type"]) == ("failed", "stopping")
+    assert text_of(body)

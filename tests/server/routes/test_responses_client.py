@@ -1,5 +1,6 @@
 """OpenAI's own Python client for `/v1/responses`, sync and async, against a loopback port."""
 
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from openai.types.responses import (
     ResponseCreatedEvent,
     ResponseIncompleteEvent,
     ResponseInputMessageItem,
+    ResponseQueuedEvent,
     ResponseTextDeltaEvent,
 )
 
@@ -129,3 +131,45 @@ async def test_the_async_client(served: ThreadedServer) -> None:
         items = [item async for item in client.responses.input_items.list(whole.id)]
         assert len(items) == 1
         await client.responses.delete(whole.id)
+
+
+def test_a_response_in_the_background_is_polled(client: openai.OpenAI) -> None:
+    response = client.responses.create(**SHORT, background=True)
+    assert response.background
+    while response.status in ("queued", "in_progress"):
+        time.sleep(0.01)
+        response = client.responses.retrieve(response.id)
+    assert response.status == "incomplete"
+    assert response.output_text == client.responses.create(**SHORT).output_text
+
+
+def test_a_stream_in_the_background_is_resumed(client: openai.OpenAI) -> None:
+    with client.responses.create(**ASKED, background=True, stream=True) as stream:
+        first, second, third = (next(stream) for _ in range(3))
+    assert isinstance(first, ResponseCreatedEvent)
+    assert isinstance(second, ResponseQueuedEvent)
+    assert first.response.status == second.response.status == "queued"
+    with client.responses.retrieve(
+        first.response.id, stream=True, starting_after=third.sequence_number
+    ) as rest:
+        events = list(rest)
+    assert [event.sequence_number for event in events[:2]] == [3, 4]
+    assert isinstance(events[-1], ResponseCompletedEvent)
+    with client.responses.stream(response_id=first.response.id) as helper:
+        assert helper.get_final_response().output_text == events[-1].response.output_text
+
+
+def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI) -> None:
+    response = client.responses.create(**ASKED, background=True, extra_body={"ignore_eos": True})
+    cancelled = client.responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    assert (
+        client.responses.cancel(response.id) == cancelled == client.responses.retrieve(response.id)
+    )
+
+
+def test_the_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
+    counted = client.responses.input_tokens.count(model=MODEL, input="Write a function.")
+    usage = client.responses.create(**SHORT).usage
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens

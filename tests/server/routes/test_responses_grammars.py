@@ -57,6 +57,25 @@ async def test_a_regular_expression_is_a_pattern_of_the_only_argument(
         }
 
 
+@pytest.mark.parametrize(
+    ("definition", "pattern"),
+    [
+        ("^[0-9]{2}$", "^(?:[0-9]{2})$"),
+        (r"a\$", r"^(?:a\$)$"),
+        (r"a\\$", r"^(?:a\\)$"),
+        ("^(?P<month>May|June) [0-9]$", "^(?:(?P<month>May|June) [0-9])$"),
+    ],
+)
+async def test_anchors_around_a_regular_expression_say_nothing(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, definition: str, pattern: str
+) -> None:
+    requests = record_requests(gateway, monkeypatch)
+    body = {"input": "a", "tools": [tool("regex", definition)], "tool_choice": NAMED}
+    assert (await gateway.post(PATH, body)).status_code == 200
+    (found,) = json.loads(constraint(requests).value)["properties"].values()
+    assert found["pattern"] == pattern
+
+
 async def test_a_chosen_call_is_held_to_a_regular_expression_as_a_strict_one_is(
     start: StartGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
