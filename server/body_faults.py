@@ -83,6 +83,9 @@ def deepest_fault(error: RequestValidationError, body_type: Any) -> Fault:
         return Fault(
             param, f"{param}: has {chars:,} characters; the maximum is {max_chars:,}", TOO_LONG
         )
+    if kind == "too_long":  # pydantic stops counting, and speaks of a validation
+        max_items, items = context["max_length"], len(detail["input"])
+        reason = f"has {items:,} entries; the maximum is {max_items:,}"
     return Fault(param, f"{param}: {reason}", context.get("code"))
 
 

@@ -13,6 +13,7 @@ class FieldNames:
         format: of the text.
         effort: of reasoning.
         logprobs: asks for log probabilities.
+        other_choices: of tools, besides `auto`.
     """
 
     messages: str = "messages"
@@ -20,6 +21,7 @@ class FieldNames:
     format: str = "response_format"
     effort: str = "reasoning_effort"
     logprobs: str = "logprobs"
+    other_choices: str = "'required', a named tool and 'none'"
 
 
 CHAT = FieldNames()

@@ -17,7 +17,7 @@ from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Body, Bounded, Strict, UnicodeText, refused, unsupported
 from server.schema.bounds import MAX_REGEX_CHARS, too_many
-from server.schema.chat import ReasoningEffort, TemplateVariables
+from server.schema.chat import ChatCompletionRequest, ReasoningEffort, TemplateVariables
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.identifiers import CacheKey, Id, Metadata, SafetyIdentifier, User
 from server.schema.response_items import Input
@@ -308,6 +308,7 @@ class ResponsesRequest(GenerationBody, ResponsePrompt):
     return_mm_kwargs: Annotated[None, refused(False)] = None
 
     format_field: ClassVar[str] = "text.format"
+    of_other_routes = ChatCompletionRequest.model_fields
 
     def own_format(self) -> StructuredOutput | None:
         """The constraint in `text.format`. Raises `InvalidField`."""
