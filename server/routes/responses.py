@@ -74,7 +74,7 @@ async def create_response(
     run = await start_in_background(runtime, prepared, origin)
     headers = prepared.request.headers()
     if body.stream:
-        return _events(runtime, retrieval.EventReader(store, run.id, owner, None), headers)
+        return _events(runtime, retrieval.EventReader(run.follow(0), 0), headers)
     return Response(run.snapshot().body, media_type="application/json", headers=headers)
 
 
@@ -117,7 +117,8 @@ async def get_response(
     """A stored response, or the events of one that runs, or ran, in the background."""
     store, owner = runtime.responses, _owner(request)
     if stream:
-        return _events(runtime, retrieval.EventReader(store, response_id, owner, starting_after))
+        reader = retrieval.read_events(store, response_id, owner, starting_after)
+        return _events(runtime, reader)
     if starting_after is not None:
         raise InvalidField("starting_after", "starting_after needs stream=true.")
     content = retrieval.retrieve(store, response_id, owner, include or ())

@@ -64,6 +64,7 @@ class BackgroundRun:
         self._status = "queued"
         self._builder: ResponsesBuilder | None = None
         self._final: ResponseObject | None = None
+        self._snapshot: StoredResponse | None = None
         self._has_ended = False
         streams = response.request.answer.streams
         self._writer = EventWriter(silent=not streams)
@@ -78,10 +79,14 @@ class BackgroundRun:
             self._writer.write(kind, {"response": self._object()})
         self._append(self._writer.take())
         self._task = asyncio.create_task(self._run(runtime, origin))
+        # A task that is cancelled before its first step runs nothing of itself.
+        self._task.add_done_callback(lambda task: self._end())
 
     def snapshot(self) -> StoredResponse:
         """What is known of it now."""
-        return stored_response(self._response, self._final or self._object())
+        if self._snapshot is None:  # clients ask for it again and again
+            self._snapshot = stored_response(self._response, self._final or self._object())
+        return self._snapshot
 
     def drop_events(self) -> None:
         """Keeps no events from now on."""
@@ -124,8 +129,6 @@ class BackgroundRun:
                 self._fail(cancellation_error(error), error)
             else:
                 self._fail(to_api_error(error), error)
-        finally:
-            self._end()
 
     async def _generate(self, runtime: Runtime, origin: Origin) -> None:
         prepared, limit = self._response.request, request_limit(runtime)
@@ -155,14 +158,14 @@ class BackgroundRun:
 
     def _begin(self, request: AdmittedRequest) -> ResponsesBuilder:
         self._accept()
-        self._status = "in_progress"
+        self._status, self._snapshot = "in_progress", None
         self._writer.write("response.in_progress", {"response": self._object()})
         self._append(self._writer.take())
         self._builder = ResponsesBuilder(self._keep, self._response, request, self._writer)
         return self._builder
 
     def _keep(self, final: ResponseObject) -> None:
-        self._final = final
+        self._final, self._snapshot = final, None
 
     def _fail(self, reason: ApiError, error: BaseException) -> None:
         if not self.accepted.done():
@@ -183,8 +186,11 @@ class BackgroundRun:
         """Stores it. One that was refused before it was accepted leaves nothing."""
         self._has_ended = True
         self._store.end(self)
+        if not self.accepted.done():
+            self.accepted.set_exception(Stopping())
+        self._snapshot = None
         if self._final is not None:
-            response = stored_response(self._response, self._final)
+            response = self.snapshot()
             with_events = replace(response, events=b"".join(self._events or ()))
             has_room = with_events.num_bytes <= self._store.max_bytes
             self._store.add(with_events if has_room else response)

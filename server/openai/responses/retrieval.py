@@ -37,21 +37,16 @@ class EventReader:
     """Reads the events of a response that runs, or ran, in the background.
 
     Args:
-        starting_after: the number of the last event that the client has; `None` begins at the
-            first one.
+        source: the events, several in one piece.
+        number: of the first one.
     """
 
-    def __init__(
-        self, store: ResponseStore, response_id: str, owner: str, starting_after: int | None
-    ) -> None:
-        self._number = 0 if starting_after is None else starting_after + 1
-        self._source = self._events_of(store, response_id, owner)
+    def __init__(self, source: AsyncGenerator[bytes, None], number: int) -> None:
+        self._source = source
+        self._number = number
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The events until the response ends, several in one piece.
-
-        Raises `InvalidField` if they are not kept.
-        """
+        """The events until the response ends. Raises `InvalidField` if they are not kept."""
         async with aclosing(self._source) as source:
             async for piece in source:
                 self._number += piece.count(EVENT_END)
@@ -61,16 +56,28 @@ class EventReader:
         """The event that ends the stream if it ends before the response."""
         return error_event(error, self._number)
 
-    def _events_of(
-        self, store: ResponseStore, response_id: str, owner: str
-    ) -> AsyncGenerator[bytes, None]:
-        running = store.running(response_id, owner)
-        if running is not None:
-            return running.follow(self._number)
-        response = _find(store, response_id, owner)
-        if not response.events:
-            raise not_kept(response_id)
-        return _pieces(response.events.split(EVENT_END, self._number)[-1])
+
+def read_events(
+    store: ResponseStore, response_id: str, owner: str, starting_after: int | None
+) -> EventReader:
+    """The reader of a response's events.
+
+    Args:
+        starting_after: the number of the last event that the client has; `None` begins at the
+            first one.
+
+    Raises:
+        NotFound: the response is not stored.
+        InvalidField: its events are not kept.
+    """
+    number = 0 if starting_after is None else starting_after + 1
+    running = store.running(response_id, owner)
+    if running is not None:
+        return EventReader(running.follow(number), number)
+    response = _find(store, response_id, owner)
+    if not response.events:
+        raise not_kept(response_id)
+    return EventReader(_pieces(response.events.split(EVENT_END, number)[-1]), number)
 
 
 async def _pieces(events: bytes) -> AsyncGenerator[bytes, None]:
