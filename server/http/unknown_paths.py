@@ -39,7 +39,7 @@ _MISSING: Mapping[str, str] = {
     "moderations": f"{_TEXT} and moderates none",
     "files|uploads|vector_stores|containers": f"{_TEXT} and stores no files",
     "batch(es)?": "`specgate batch` answers a file of requests without a server",
-    "assistants|threads|conversations|evals": f"{_TEXT} and keeps no assistants or threads",
+    "assistants|threads|evals": f"{_TEXT} and keeps no assistants or threads",
     "fine_tuning|fine-tunes": f"{_TEXT} and trains no models",
     "responses/compact": f"{_TEXT} and compacts no conversations",
     "messages/batches": f"{_TEXT} and keeps no batches",

@@ -58,7 +58,10 @@ router = APIRouter(tags=["Responses"])
             ("retrieve_response", "list_input_items", "cancel_response", "delete_response"),
             "response_id",
         ),
-        errors={404: "model_not_found, response_not_found", **LIMIT_ERRORS},
+        errors={
+            404: "model_not_found, response_not_found, conversation_not_found",
+            **LIMIT_ERRORS,
+        },
     ),
 )
 async def create_response(
@@ -84,7 +87,7 @@ async def create_response(
     responses=answers(
         schema.InputTokenCount,
         headers=(IGNORED_FIELDS,),
-        errors={404: "model_not_found", **KEY_LIMIT_ERRORS},
+        errors={404: "model_not_found, conversation_not_found", **KEY_LIMIT_ERRORS},
     ),
 )
 async def count_input_tokens(

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from server.schema.answers import AnswerMetrics, CompletionTokensDetails, absent
 from server.schema.chat_answers import TokenLogprob
@@ -191,6 +191,12 @@ class ResponseText(BaseModel):
     verbosity: str
 
 
+class ConversationOf(BaseModel):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class ResponseObject(BaseModel):
     """A response of `/v1/responses`, whole or in an event."""
 
@@ -205,6 +211,7 @@ class ResponseObject(BaseModel):
     output: list[OutputItem]
     instructions: str | None
     previous_response_id: str | None
+    conversation: ConversationOf | None
     store: bool
     background: bool
     metadata: dict[str, str]
@@ -252,3 +259,24 @@ class InputItemList(BaseModel):
     first_id: str = Field(description="empty for an empty page")
     last_id: str = Field(description="empty for an empty page")
     has_more: bool
+
+
+class ConversationObject(BaseModel):
+    """A conversation of `/v1/conversations`, without its items."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int = Field(description="Unix time in seconds")
+    metadata: dict[str, str]
+
+
+class DeletedConversation(BaseModel):
+    """`DELETE /v1/conversations/{conversation_id}`."""
+
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: Literal[True]
+
+
+class ConversationItem(RootModel[ListedItem]):
+    """An item of a conversation."""

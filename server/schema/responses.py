@@ -18,6 +18,7 @@ from server.errors import InvalidField
 from server.schema.base import Body, Bounded, Strict, UnicodeText, refused, unsupported
 from server.schema.bounds import MAX_REGEX_CHARS, too_many
 from server.schema.chat import ChatCompletionRequest, ReasoningEffort, TemplateVariables
+from server.schema.conversations import Conversation
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.identifiers import CacheKey, Id, Metadata, SafetyIdentifier, User
 from server.schema.response_items import Input
@@ -263,9 +264,7 @@ class ResponsePrompt(BaseModel):
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: TemplateVariables | None = None
-
-    # Known in order to be refused.
-    conversation: Annotated[None, refused(instead="use previous_response_id")] = None
+    conversation: Conversation | None = None
 
 
 class CountInputRequest(Body, ResponsePrompt):

@@ -7,7 +7,6 @@ its API key until it ends. The server's stop ends it as failed.
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 
 import structlog
 from starlette.types import Message
@@ -30,6 +29,7 @@ from server.openai.responses.prepare import PreparedResponse
 from server.openai.responses.response_object import (
     ResponseObject,
     failed_object,
+    keep,
     response_object,
     stored_response,
 )
@@ -190,10 +190,7 @@ class BackgroundRun:
             self.accepted.set_exception(Stopping())
         self._snapshot = None
         if self._final is not None:
-            response = self.snapshot()
-            with_events = replace(response, events=b"".join(self._events or ()))
-            has_room = with_events.num_bytes <= self._store.max_bytes
-            self._store.add(with_events if has_room else response)
+            keep(self._store, self._response, self._final, b"".join(self._events or ()))
         self._tell_followers()
 
     def _object(self) -> ResponseObject:

@@ -23,7 +23,8 @@ from server.openai.responses.response_input import (
     response_input,
     with_messages,
 )
-from server.openai.responses.store import BrokenChain, ResponseStore
+from server.openai.responses.store import BrokenChain, ResponseStore, retention
+from server.openai.responses.stored_conversations import check_new_ids, find
 from server.schema.base import Strict, without_effect
 from server.schema.responses import CountInputRequest, Reasoning, ResponsePrompt, ResponsesRequest
 from server.state import Runtime
@@ -40,6 +41,7 @@ class PreparedResponse:
         owner: whose key the request bears.
         items: the request's own input.
         previous_id: the response that it continues, if any.
+        conversation_id: the conversation that it continues, which gets its items, if any.
         stored: it can be read and continued later.
         num_top_logprobs: alternatives of each token; `None` without log probabilities.
         fields: those of the response that repeat its request.
@@ -50,6 +52,7 @@ class PreparedResponse:
     owner: str
     items: Sequence[Item]
     previous_id: str | None
+    conversation_id: str | None
     stored: bool
     num_top_logprobs: int | None
     fields: Mapping[str, Any]
@@ -66,6 +69,8 @@ async def prepare_response(
     stored = _is_stored(runtime.responses, body)
     history = earlier_items(runtime.responses, body, owner)
     items = input_items(body.input)
+    if body.conversation is not None:
+        check_new_ids(items, (source.item["id"] for source in history), "input")
     check_text(body)
     own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
     conversation = turns([*history, *own_items])
@@ -78,6 +83,7 @@ async def prepare_response(
         owner=owner,
         items=items,
         previous_id=body.previous_response_id,
+        conversation_id=None if body.conversation is None else body.conversation.id,
         stored=stored,
         num_top_logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
         fields=request_fields(body, request.options[0], stored=stored),
@@ -104,9 +110,15 @@ async def count_input_tokens(
 
 
 def earlier_items(store: ResponseStore, body: ResponsePrompt, owner: str) -> list[Source]:
-    """The items of the conversation that the request continues. Raises `InvalidField`."""
+    """The items that the request continues. Raises `InvalidField` and `NotFound`."""
     name = "previous_response_id"
     previous_id = body.previous_response_id
+    if body.conversation is not None:
+        if previous_id is not None:
+            message = "conversation and previous_response_id exclude each other; send one."
+            raise InvalidField("conversation", message)
+        conversation = find(store, body.conversation.id, owner, "conversation")
+        return [Source(loads(item), "conversation") for item in conversation.items.values()]
     if previous_id is None:
         return []
     previous = store.find(previous_id, owner)
@@ -134,18 +146,6 @@ def earlier_items(store: ResponseStore, body: ResponsePrompt, owner: str) -> lis
         for response in chain
         for item in (*loads(response.items), *loads(response.output))
     ]
-
-
-def retention(store: ResponseStore) -> str:
-    """How long responses are stored, as a sentence for errors."""
-    if not store.is_enabled:
-        return "This server stores no responses (--max-stored-responses)."
-    return (
-        f"This server keeps at most {store.max_responses} responses in memory, {store.max_bytes} "
-        "bytes together, until it stops; beyond that the API key that stores most loses those that "
-        "it has not used for longest. Send the whole conversation as input, or raise "
-        "--max-stored-responses or --max-stored-response-bytes."
-    )
 
 
 def _is_stored(store: ResponseStore, body: ResponsesRequest) -> bool:
@@ -200,6 +200,7 @@ def request_fields(
     return {
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
+        "conversation": None if body.conversation is None else body.conversation.model_dump(),
         "store": stored,
         "background": bool(body.background),
         "metadata": body.metadata or {},

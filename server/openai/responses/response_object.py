@@ -9,6 +9,7 @@ from server.openai.logprobs import without_logprobs
 from server.openai.responses.input_items import Item
 from server.openai.responses.prepare import PreparedResponse
 from server.openai.responses.store import ResponseStore, StoredResponse
+from server.openai.responses.stored_conversations import append
 
 ResponseObject = dict[str, Any]
 """A response as JSON has it."""
@@ -69,7 +70,17 @@ def stored_response(
     )
 
 
-def keep(store: ResponseStore, response: PreparedResponse, body: ResponseObject) -> None:
-    """Stores a response that has ended, if the client wants that."""
-    if response.stored:
+def keep(
+    store: ResponseStore, response: PreparedResponse, body: ResponseObject, events: bytes = b""
+) -> None:
+    """Stores a response that has ended, if the client wants that, and adds to its conversation.
+
+    Args:
+        events: of its stream, if they are to be kept. Without room for them they are not.
+    """
+    conversation_id = response.conversation_id
+    if conversation_id is not None and body["status"] in ("completed", "incomplete"):
+        items = (*response.items, *without_logprobs(body["output"]))
+        append(store, conversation_id, response.owner, items)
+    if response.stored and not store.add(stored_response(response, body, events)) and events:
         store.add(stored_response(response, body))

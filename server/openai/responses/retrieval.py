@@ -10,9 +10,9 @@ from engine_adapter.seam.text import short_repr
 from server.errors import ApiError, InvalidField, NotFound
 from server.openai.responses.background import not_kept
 from server.openai.responses.input_items import Item
+from server.openai.responses.item_pages import page
 from server.openai.responses.open_items import EVENT_END, error_event
-from server.openai.responses.prepare import retention
-from server.openai.responses.store import BrokenChain, ResponseStore, StoredResponse
+from server.openai.responses.store import BrokenChain, ResponseStore, StoredResponse, retention
 from server.schema.responses import LOGPROBS
 
 PIECE_BYTES = 2**16
@@ -142,24 +142,7 @@ def list_input(
         InvalidField: `after` is not one of its items.
     """
     items = _input(store, _find(store, response_id, owner))
-    if newest_first:
-        items.reverse()
-    begin = 0
-    if after_id is not None:
-        places = [place for place, item in enumerate(items) if item["id"] == after_id]
-        if not places:
-            raise InvalidField(
-                "after", f"after: the response has no input item {short_repr(after_id)}."
-            )
-        begin = places[0] + 1
-    page = items[begin : begin + limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else "",
-        "last_id": page[-1]["id"] if page else "",
-        "has_more": begin + limit < len(items),
-    }
+    return page(items, after_id=after_id, limit=limit, newest_first=newest_first)
 
 
 def _input(store: ResponseStore, response: StoredResponse) -> list[Item]:

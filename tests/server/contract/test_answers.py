@@ -34,6 +34,13 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("retrieve_model", 404): None,
     ("tokenize", 404): {"prompt": "x"} | NO_MODEL,
     ("count_input_tokens", 404): RESPONSE | NO_MODEL,
+    ("retrieve_conversation", 404): None,
+    ("update_conversation", 404): {"metadata": {}},
+    ("delete_conversation", 404): None,
+    ("create_conversation_items", 404): {"items": [{"role": "user", "content": "a"}]},
+    ("list_conversation_items", 404): None,
+    ("retrieve_conversation_item", 404): None,
+    ("delete_conversation_item", 404): None,
     ("create_message", 404): MESSAGE | NO_MODEL,
     ("count_message_tokens", 404): {"messages": MESSAGE["messages"]} | NO_MODEL,
     ("detokenize", 404): {"tokens": [5]} | NO_MODEL,
@@ -57,6 +64,9 @@ ELSEWHERE = {
     ("tokenize", 429),
     ("count_message_tokens", 429),
     ("count_input_tokens", 429),
+    ("create_conversation", 429),
+    ("update_conversation", 429),
+    ("create_conversation_items", 429),
     ("detokenize", 429),
     ("unload_lora_adapter", 404),
     ("switch_spec_method", 409),
@@ -64,7 +74,12 @@ ELSEWHERE = {
 }
 """Errors that need a scene of their own."""
 
-WITHOUT_BODY = {"retrieve_response", "cancel_response", "list_input_items"}
+WITHOUT_BODY = {
+    "retrieve_response",
+    "cancel_response",
+    "list_input_items",
+    "list_conversation_items",
+}
 """Operations that have a 400 although they have no body."""
 
 PATHS = {operation["operationId"]: (m, p) for m, p, operation in contract().operations()}
@@ -74,7 +89,8 @@ async def send(client: httpx.AsyncClient, name: str, body: Any, **more: Any) -> 
     """Sends a request of an operation and checks its answer against the document."""
     method, path = PATHS[name]
     path = path.replace("{model_id}", more.pop("model_id", "specgate-demo"))
-    path = path.replace("{response_id}", more.pop("response_id", "none-such"))
+    for parameter in ("response_id", "conversation_id", "item_id"):
+        path = path.replace(f"{{{parameter}}}", more.pop(parameter, "none-such"))
     response = await client.request(method, path, json=body, **more)
     contract().check(response)
     return response
@@ -96,8 +112,14 @@ async def test_every_success_is_as_documented(
     sent: set[tuple[str, str]] = set()
     for name in PATHS:
         for body in SUCCESS[name]:
-            stored_id = await streamed_in_background(gateway.client)
-            response = await send(gateway.client, name, body, response_id=stored_id)
+            item = {"id": "item", "role": "user", "content": "a"}
+            conversation = await send(gateway.client, "create_conversation", {"items": [item]})
+            ids = {
+                "response_id": await streamed_in_background(gateway.client),
+                "conversation_id": conversation.json()["id"],
+                "item_id": "item",
+            }
+            response = await send(gateway.client, name, body, **ids)
             assert response.status_code == 200, (name, response.text)
             sent.add((name, response.headers["content-type"].partition(";")[0]))
     openmetrics = {"accept": "application/openmetrics-text"}
@@ -140,7 +162,10 @@ async def test_limits_refuse_and_end_requests(start: StartGateway) -> None:
     for status in (504, 429):
         for name in GENERATING:
             assert (await send(gateway.client, name, valid(name))).status_code == status
-    for name in ("tokenize", "detokenize", "count_message_tokens", "count_input_tokens"):
+    for name in (
+        *("tokenize", "detokenize", "count_message_tokens", "count_input_tokens"),
+        *("create_conversation", "update_conversation", "create_conversation_items"),
+    ):
         assert (await send(gateway.client, name, valid(name))).status_code == 429
 
 
@@ -233,6 +258,7 @@ async def test_400_without_a_body(gateway: Gateway) -> None:
         ("cancel_response", {}),
         ("list_input_items", {"after": "none-such"}),
         ("list_input_items", {"limit": "0"}),
+        ("list_conversation_items", {"limit": "0"}),
     ):
         response = await send(gateway.client, name, None, response_id=stored, params=query)
         assert response.status_code == 400, name

@@ -173,3 +173,30 @@ def test_the_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
     usage = client.responses.create(**SHORT).usage
     assert usage is not None
     assert counted.input_tokens == usage.input_tokens
+
+
+def test_a_conversation_is_continued_and_its_items_listed(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create(
+        items=[{"type": "message", "role": "user", "content": "One."}], metadata={"topic": "a"}
+    )
+    first = client.responses.create(**SHORT, conversation=conversation.id)
+    assert first.conversation is not None
+    assert first.conversation.id == conversation.id
+    second = client.responses.create(**SHORT, conversation={"id": conversation.id})
+    items = list(client.conversations.items.list(conversation.id, order="asc", limit=2))
+    assert [item.type for item in items] == ["message"] * 5
+    assert items[-1].id == second.output[0].id
+    item_id = items[0].id
+    assert item_id is not None
+    client.conversations.items.delete(item_id, conversation_id=conversation.id)
+    added = client.conversations.items.create(
+        conversation.id, items=[{"role": "user", "content": "More."}]
+    )
+    item_id = added.data[0].id
+    assert item_id is not None
+    read = client.conversations.items.retrieve(item_id, conversation_id=conversation.id)
+    assert read == added.data[0]
+    assert client.conversations.update(conversation.id, metadata={"b": "c"}).metadata == {"b": "c"}
+    assert client.conversations.delete(conversation.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.retrieve(conversation.id)

@@ -52,7 +52,7 @@ async def test_more_than_the_context_is_counted(gateway: Gateway) -> None:
     [
         ({}, "input"),
         ({"input": []}, "input"),
-        ({"input": "a", "conversation": "conv_1"}, "conversation"),
+        ({"input": "a", "conversation": "conv_1", "previous_response_id": "r"}, "conversation"),
         ({"input": "a", "previous_response_id": "resp_x"}, "previous_response_id"),
         ({"input": "a", "tools": [TOOL, TOOL]}, "tools.1.name"),
         ({"input": [{"role": "user", "content": "\ud800"}]}, "input.0"),

@@ -116,7 +116,7 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ),
     ({"background": True, "store": False}, "background", None),
     ({"background": 1}, "background", None),
-    ({"conversation": "conv_1"}, "conversation", UNSUPPORTED),
+    ({"conversation": 1}, "conversation", None),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", UNSUPPORTED),
     ({"context_management": [{"type": "compaction"}]}, "context_management", UNSUPPORTED),
     ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options", UNSUPPORTED),

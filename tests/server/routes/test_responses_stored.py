@@ -177,10 +177,11 @@ async def test_a_conversation_reads_neither_formats_nor_log_probabilities(gatewa
     first = await respond(gateway, "One.", text=form, **logprobs)
     store = gateway.runtime.responses
     (shelf,) = store._shelves.values()
-    stored = shelf.responses[first["id"]]
+    stored = store.find(first["id"], "")
+    assert stored is not None
     assert len(stored.body) > 40_000
     assert len(stored.items) + len(stored.output) < 1000
-    shelf.responses[first["id"]] = replace(stored, body=b"not read")
+    shelf.entries[first["id"]] = replace(stored, body=b"not read")
     second = await respond(gateway, "Two.", previous_response_id=first["id"])
     path = f"{PATH}/{second['id']}/input_items"
     [*_, question] = (await gateway.client.get(path, params={"order": "asc"})).json()["data"]

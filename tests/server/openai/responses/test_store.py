@@ -23,7 +23,8 @@ def stored(
 
 
 def everything(store: ResponseStore) -> dict[str, StoredResponse]:
-    return {k: v for shelf in store._shelves.values() for k, v in shelf.responses.items()}
+    entries = {k: v for shelf in store._shelves.values() for k, v in shelf.entries.items()}
+    return {k: v for k, v in entries.items() if isinstance(v, StoredResponse)}
 
 
 def ids(store: ResponseStore, *names: str) -> str:
