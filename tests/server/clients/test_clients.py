@@ -105,6 +105,13 @@ def test_agents_of_the_sdk_call_a_tool_and_hand_over(told: Tell) -> None:
         assert api["session"] == 4
 
 
+def test_runs_of_the_agents_sdk_join_a_conversation_of_the_server(told: Tell) -> None:
+    turn = ["message", "function_call", "function_call_output", "reasoning", "message"]
+    types = told("openai-agents", "conversation")["default"]
+    assert types["joined"][:5] == types["session"][:5] == turn
+    assert types["joined"] == types["session"]
+
+
 KEEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "langchain": {
         "chat whole": ("usage", "headers"),

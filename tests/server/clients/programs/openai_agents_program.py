@@ -10,6 +10,7 @@ from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
     Runner,
     SQLiteSession,
     function_tool,
@@ -90,6 +91,21 @@ async def chosen(model: Any) -> dict[str, Any]:
     }
 
 
+async def conversation(model: Any) -> dict[str, Any]:
+    """Runs that a conversation of the server joins: by its id, and as a session."""
+    client = AsyncOpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
+    agent = Agent(name="a", instructions="Help.", tools=[now], model=model)
+    name = (await client.conversations.create()).id
+    for text in ("What time is it?", "Thanks."):
+        await Runner.run(agent, text, conversation_id=name)
+    items = await client.conversations.items.list(name, order="asc")
+    session = OpenAIConversationsSession()
+    for text in ("What time is it?", "Thanks."):
+        await Runner.run(agent, text, session=session)
+    types = [item["type"] for item in await session.get_items()]
+    return {"joined": [item.type for item in items.data], "session": types}
+
+
 async def beside(model: Any) -> dict[str, Any]:
     """A tool, and an output in a format, whole and streamed."""
     agent = Agent(
@@ -152,9 +168,12 @@ async def main() -> None:
     set_tracing_disabled(True)
     set_default_openai_client(client)
     parts = {"forced": forced, "chosen": chosen, "beside": beside, "figures": figures}
+    parts["conversation"] = conversation
     asked = parts[part]
     # A name is the default model class.
     models = {"default": MODEL, "chat": OpenAIChatCompletionsModel(MODEL, client)}
+    if part == "conversation":
+        del models["chat"]
     print(json.dumps({name: await asked(model) for name, model in models.items()}))
 
 
