@@ -30,7 +30,17 @@ NO_ITEM = {404: "conversation_not_found, item_not_found"}
 @router.post(
     PATH,
     response_model=None,
-    responses=answers(schema.ConversationObject, errors=KEY_LIMIT_ERRORS),
+    responses=answers(
+        schema.ConversationObject,
+        id_for=dict.fromkeys(
+            (
+                *("retrieve_conversation", "update_conversation", "delete_conversation"),
+                *("create_conversation_items", "list_conversation_items"),
+            ),
+            "conversation_id",
+        ),
+        errors=KEY_LIMIT_ERRORS,
+    ),
 )
 async def create_conversation(
     request: Request, body: CreateConversationRequest, runtime: StartedRuntime

@@ -19,23 +19,23 @@ def whole_page(items: Sequence[Item], *, has_more: bool = False) -> dict[str, An
     }
 
 
-def page(
-    items: Sequence[Item], *, after_id: str | None, limit: int, newest_first: bool
-) -> dict[str, Any]:
-    """A page of the items.
+def page_of(
+    ids: Sequence[str], *, after_id: str | None, limit: int, newest_first: bool
+) -> tuple[Sequence[int], bool]:
+    """The places of the items of a page, and whether more follow.
 
     Args:
+        ids: of all items in order.
         after_id: the id of the last item of the page before.
 
     Raises:
         InvalidField: `after` is not one of the items.
     """
-    if newest_first:
-        items = items[::-1]
+    places = range(len(ids))[:: -1 if newest_first else 1]
     begin = 0
     if after_id is not None:
-        places = [place for place, item in enumerate(items) if item["id"] == after_id]
-        if not places:
+        last = next((n for n, place in enumerate(places) if ids[place] == after_id), None)
+        if last is None:
             raise InvalidField("after", f"after: there is no item {short_repr(after_id)}.")
-        begin = places[0] + 1
-    return whole_page(items[begin : begin + limit], has_more=begin + limit < len(items))
+        begin = last + 1
+    return places[begin : begin + limit], begin + limit < len(ids)

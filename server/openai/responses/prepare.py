@@ -24,7 +24,7 @@ from server.openai.responses.response_input import (
     with_messages,
 )
 from server.openai.responses.store import BrokenChain, ResponseStore, retention
-from server.openai.responses.stored_conversations import check_new_ids, find
+from server.openai.responses.stored_conversations import check_new_items, find
 from server.schema.base import Strict, without_effect
 from server.schema.responses import CountInputRequest, Reasoning, ResponsePrompt, ResponsesRequest
 from server.state import Runtime
@@ -68,9 +68,7 @@ async def prepare_response(
     check_not_of_chats(body, "/v1/responses")
     stored = _is_stored(runtime.responses, body)
     history = earlier_items(runtime.responses, body, owner)
-    items = input_items(body.input)
-    if body.conversation is not None:
-        check_new_ids(items, (source.item["id"] for source in history), "input")
+    items = _own_items(body, history)
     check_text(body)
     own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
     conversation = turns([*history, *own_items])
@@ -99,7 +97,7 @@ async def count_input_tokens(
     """The tokens of a response's input, and what is ignored of its body. Raises `ApiError`."""
     checked = check_body(runtime, body)
     history = earlier_items(runtime.responses, body, owner)
-    items = [] if body.input is None else input_items(body.input)
+    items = _own_items(body, history)
     own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
     prompt, ignored = counted_prompt(body, turns([*history, *own_items]))
     if ignored and runtime.settings.strict_fields:
@@ -146,6 +144,14 @@ def earlier_items(store: ResponseStore, body: ResponsePrompt, owner: str) -> lis
         for response in chain
         for item in (*loads(response.items), *loads(response.output))
     ]
+
+
+def _own_items(body: ResponsesRequest | CountInputRequest, history: Sequence[Source]) -> list[Item]:
+    """The items of the request's own input. Raises `InvalidField`."""
+    items = [] if body.input is None else input_items(body.input)
+    if body.conversation is not None:
+        check_new_items(items, (source.item["id"] for source in history), "input")
+    return items
 
 
 def _is_stored(store: ResponseStore, body: ResponsesRequest) -> bool:

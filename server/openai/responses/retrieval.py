@@ -10,7 +10,7 @@ from engine_adapter.seam.text import short_repr
 from server.errors import ApiError, InvalidField, NotFound
 from server.openai.responses.background import not_kept
 from server.openai.responses.input_items import Item
-from server.openai.responses.item_pages import page
+from server.openai.responses.item_pages import page_of, whole_page
 from server.openai.responses.open_items import EVENT_END, error_event
 from server.openai.responses.store import BrokenChain, ResponseStore, StoredResponse, retention
 from server.schema.responses import LOGPROBS
@@ -142,7 +142,9 @@ def list_input(
         InvalidField: `after` is not one of its items.
     """
     items = _input(store, _find(store, response_id, owner))
-    return page(items, after_id=after_id, limit=limit, newest_first=newest_first)
+    ids = [item["id"] for item in items]
+    places, has_more = page_of(ids, after_id=after_id, limit=limit, newest_first=newest_first)
+    return whole_page([items[place] for place in places], has_more=has_more)
 
 
 def _input(store: ResponseStore, response: StoredResponse) -> list[Item]:

@@ -9,8 +9,9 @@ from typing import Any
 from engine_adapter.seam.text import short_repr
 from server.errors import InvalidField, NotFound
 from server.openai.responses.input_items import Item, input_items, new_id
-from server.openai.responses.item_pages import page, whole_page
+from server.openai.responses.item_pages import page_of, whole_page
 from server.openai.responses.store import ResponseStore, StoredConversation, retention
+from server.schema.bounds import MAX_INPUT_ITEMS, too_many
 from server.schema.conversations import CreateConversationRequest, CreateItemsRequest
 from server.schema.json_values import surrogate_path
 from server.schema.response_items import InputItem
@@ -71,9 +72,11 @@ def list_items(
     limit: int,
     newest_first: bool,
 ) -> dict[str, Any]:
-    """A page of its items; see `page`. Raises `NotFound` and `InvalidField`."""
-    items = conversation_items(store, conversation_id, owner)
-    return page(items, after_id=after_id, limit=limit, newest_first=newest_first)
+    """A page of its items; see `page_of`. Raises `NotFound` and `InvalidField`."""
+    items = find(store, conversation_id, owner).items
+    ids = list(items)
+    places, has_more = page_of(ids, after_id=after_id, limit=limit, newest_first=newest_first)
+    return whole_page([json.loads(items[ids[place]]) for place in places], has_more=has_more)
 
 
 def retrieve_item(store: ResponseStore, conversation_id: str, owner: str, item_id: str) -> bytes:
@@ -105,11 +108,6 @@ def find(
     return conversation
 
 
-def conversation_items(store: ResponseStore, conversation_id: str, owner: str) -> list[Item]:
-    """Its items in order. Raises `NotFound`."""
-    return [json.loads(item) for item in find(store, conversation_id, owner).items.values()]
-
-
 def append(store: ResponseStore, conversation_id: str, owner: str, items: Iterable[Item]) -> None:
     """Adds the items of a response that has ended.
 
@@ -129,9 +127,16 @@ def append(store: ResponseStore, conversation_id: str, owner: str, items: Iterab
         store.delete(conversation)
 
 
-def check_new_ids(items: Sequence[Item], earlier_ids: Iterable[str], param: str) -> None:
-    """Raises `InvalidField` for an item that has the id of another one."""
+def check_new_items(items: Sequence[Item], earlier_ids: Iterable[str], param: str) -> None:
+    """Raises `InvalidField` for too many items, or one that has the id of another one.
+
+    Args:
+        earlier_ids: of the items of the conversation that they are to be added to.
+    """
     ids = set(earlier_ids)
+    if (count := len(ids) + len(items)) > MAX_INPUT_ITEMS:
+        reason = too_many("items with those of the conversation", MAX_INPUT_ITEMS, count)
+        raise InvalidField(param, f"{param} {reason}.")
     for number, item in enumerate(items):
         if item["id"] in ids:
             name = f"{param}.{number}.id"
@@ -142,7 +147,7 @@ def check_new_ids(items: Sequence[Item], earlier_ids: Iterable[str], param: str)
 def _new_items(items: Sequence[InputItem], earlier: Mapping[str, bytes]) -> dict[str, bytes]:
     """Id -> item as JSON, of items that a client adds."""
     full_items = input_items(items, "items")
-    check_new_ids(full_items, earlier, "items")
+    check_new_items(full_items, earlier, "items")
     if not is_unicode(json.dumps(full_items, ensure_ascii=False)):
         path = surrogate_path({"items": full_items})
         raise InvalidField(path, f"{path} contains a lone surrogate.")

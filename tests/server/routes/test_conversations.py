@@ -214,6 +214,20 @@ async def test_what_cannot_be_stored_is_refused(
     assert await texts(gateway, name) == ["One."]
 
 
+async def test_its_items_have_a_bound(gateway: Gateway) -> None:
+    name = (await created(gateway, items=[USER] * 4096))["id"]
+    for path, body, param in (
+        (f"{PATH}/{name}/items", {"items": [USER]}, "items"),
+        (RESPONSES, {"input": "a", "conversation": name}, "input"),
+        (f"{RESPONSES}/input_tokens", {"input": "a", "conversation": name}, "input"),
+    ):
+        error = (await gateway.post(path, body)).json()["error"]
+        assert error["param"] == param
+        assert (
+            "4,097 items with those of the conversation; the maximum is 4,096" in error["message"]
+        )
+
+
 async def test_it_counts_in_the_store(start: StartGateway) -> None:
     gateway = await start(max_stored_responses=2, max_stored_response_bytes=5000)
     large = [{"role": "user", "content": "a" * 5000}]
