@@ -34,8 +34,8 @@ def page_of(
     places = range(len(ids))[:: -1 if newest_first else 1]
     begin = 0
     if after_id is not None:
-        last = next((n for n, place in enumerate(places) if ids[place] == after_id), None)
-        if last is None:
+        last_number = next((n for n, place in enumerate(places) if ids[place] == after_id), None)
+        if last_number is None:
             raise InvalidField("after", f"after: there is no item {short_repr(after_id)}.")
-        begin = last + 1
+        begin = last_number + 1
     return places[begin : begin + limit], begin + limit < len(ids)
