@@ -2,15 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from engine_adapter.seam.text import short_repr
@@ -122,17 +114,10 @@ Returned = Annotated[
 """What a function returned."""
 
 
-_MESSAGE_OR_NULL: dict[str, Any] = {
-    "anyOf": [{"type": "string", "const": "message"}, {"type": "null"}],
-    "default": "message",
-}
-"""The schema of a message's type, which is not needed."""
-
-
 class MessageItem(_Part):
     """A message. `id` and `status` are those of an item that a server returned earlier."""
 
-    type: Annotated[Literal["message"], WithJsonSchema(_MESSAGE_OR_NULL)] = "message"
+    type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
     id: ItemId | None = None
