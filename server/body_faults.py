@@ -74,16 +74,20 @@ def deepest_fault(error: RequestValidationError, body_type: Any) -> Fault:
         prefix = "".join(f"{step}." for step in path[:-1])
         hint = did_you_mean(str(path[-1]), siblings, prefix) or "."
         return Fault(param, f"{param} is not a known field{hint}", "unknown_parameter")
-    context = detail.get("ctx", {})
-    reason = detail["msg"].removeprefix("Value error, ")
+    return _value_fault(param, detail)
+
+
+def _value_fault(param: str, detail: Any) -> Fault:
+    """The fault of a value that its field cannot have."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    reason, code = detail["msg"].removeprefix("Value error, "), context.get("code")
     if kind == "union_tag_invalid":  # pydantic's message repeats the whole tag
         reason = f"{context['discriminator']} must be one of {context['expected_tags']}"
-    if kind == "string_too_long":  # pydantic's message does not say how long it is
-        max_chars, chars = context["max_length"], len(detail["input"])
-        return Fault(
-            param, f"{param}: has {chars:,} characters; the maximum is {max_chars:,}", TOO_LONG
-        )
-    return Fault(param, f"{param}: {reason}", context.get("code"))
+    elif kind in ("string_too_long", "too_long"):  # pydantic's messages do not say how long it is
+        unit = "characters" if kind == "string_too_long" else "entries"
+        code = TOO_LONG if kind == "string_too_long" else None
+        reason = f"has {len(detail['input']):,} {unit}; the maximum is {context['max_length']:,}"
+    return Fault(param, f"{param}: {reason}", code)
 
 
 def _field(loc: Sequence[str | int], body: Any) -> list[str | int]:

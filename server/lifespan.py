@@ -27,6 +27,7 @@ from server.fleet.follower import Follower
 from server.fleet.http_fleet import fleet_client
 from server.fleet.member import Member
 from server.fleet.peers import Peers
+from server.openai.responses.background import stop_background
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
 from server.settings import Settings
@@ -65,6 +66,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.leave()
         start_task.cancel()
         await asyncio.gather(start_task, return_exceptions=True)
+        if state.runtime is not None:
+            await stop_background(state.runtime.responses)
         for part in state.fleet_parts:
             await part.close()
         if state.batches is not None:
@@ -171,4 +174,5 @@ async def _create_runtime(state: AppState) -> Runtime:
         policy_admin=policy_admin,
         fleet=Member(switcher, policy_admin),
         responses=responses,
+        key_limits=state.key_limits,
     )

@@ -61,6 +61,7 @@ class Runtime:
     policy_admin: PolicyAdmin
     fleet: Member
     responses: ResponseStore
+    key_limits: KeyLimits
     started_at: float = field(default_factory=time.time)
 
 

@@ -146,14 +146,14 @@ def test_every_route_is_documented() -> None:
     assert len(routes) == len(app.routes) > 10
     for route in routes:
         for method in (route.methods or set()) - {"HEAD"}:
-            path = route.path.replace(":path}", "}")
+            path = route.path_format
             assert f"`{method} {path}`" in API, f"{method} {path} is not in docs/api.md"
 
 
 def test_every_documented_route_exists() -> None:
     app, _, _ = build()
     have = {
-        f"{method} {route.path.replace(':path}', '}')}"
+        f"{method} {route.path_format}"
         for route in app.routes
         if isinstance(route, Route)
         for method in route.methods or ()

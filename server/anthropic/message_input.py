@@ -1,7 +1,7 @@
 """The body of `/v1/messages` -> the input of the chat that generates its answer."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine_adapter.seam.text import short_repr
@@ -13,7 +13,7 @@ from server.openai.chat_input import (
     template_variables,
 )
 from server.openai.field_names import FieldNames
-from server.openai.function_tools import FunctionTools, checked_tools
+from server.openai.function_tools import FunctionPath, FunctionTools, checked_tools
 from server.schema import anthropic as schema
 from server.schema.chat import ReasoningEffort
 from server.schema.messages import checked_messages
@@ -23,7 +23,7 @@ NAMES = FieldNames(
     chosen_function="tool_choice.name",
     format=schema.MessagesRequest.format_field,
     effort="output_config.effort",
-    parameters="input_schema",
+    other_choices="'any', 'tool' and 'none'",
 )
 """How a message names the fields of its chat."""
 
@@ -95,17 +95,30 @@ def _messages(
     """The messages of the chat, each with the field that it comes from."""
     if body.system:
         yield "system", {"role": "system", "content": _text(body.system)}
+    call_ids: set[str] = set()
     for number, message in enumerate(body.messages):
         name = f"messages.{number}"
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [schema.TextBlock(type="text", text=blocks)]
         if message.role == "assistant":
+            call_ids.update(block.id for block in blocks if isinstance(block, schema.ToolUseBlock))
             parts = _answers(blocks, name)
         else:
+            if message.role == "user":
+                _check_results(blocks, name, call_ids)
             parts = _input_messages(message.role, blocks, name)
         for part in parts:
             yield name, part
+
+
+def _check_results(blocks: Sequence[schema.Block], name: str, call_ids: Container[str]) -> None:
+    """Raises `InvalidField` for the result of a call that no message before has."""
+    for number, block in enumerate(blocks):
+        if isinstance(block, schema.ToolResultBlock) and block.tool_use_id not in call_ids:
+            param = f"{name}.content.{number}.tool_use_id"
+            reason = f"no message before has a tool_use with the id {short_repr(block.tool_use_id)}"
+            raise InvalidField(param, f"{param}: {reason}.")
 
 
 def _input_messages(
@@ -188,14 +201,14 @@ def _tools(
 ) -> tuple[FunctionTools, list[str]]:
     """What the model may call, and the fields of the tools that are left out."""
     functions: list[Function] = []
-    paths: list[str] = []
+    paths: list[FunctionPath] = []
     ignored: list[str] = []
     for number, tool in enumerate(body.tools or ()):
         path = f"tools.{number}"
         if isinstance(tool, schema.ServerTool):
             ignored.append(path)
             continue
-        paths.append(path)
+        paths.append(FunctionPath.at(path, "input_schema"))
         ignored += [f"{path}.{name}" for name in tool.model_extra or () if name not in _NO_EFFECT]
         functions.append(
             Function(

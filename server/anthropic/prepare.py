@@ -7,7 +7,7 @@ from server.openai.body_checks import CheckedBody, check_body, check_not_of_chat
 from server.openai.chat import prepare_input
 from server.openai.prompts import render_chat, text_limit
 from server.openai.request import PreparedRequest
-from server.schema.anthropic import CountTokensRequest, MessagesRequest
+from server.schema.anthropic import CountTokensRequest, MessagesRequest, Thinking
 from server.schema.base import without_effect
 from server.state import Runtime
 
@@ -15,15 +15,25 @@ from server.state import Runtime
 async def prepare_message(runtime: Runtime, body: MessagesRequest) -> PreparedRequest:
     """Checks and renders a message. Raises `ApiError`."""
     check_not_of_chats(body, "/v1/messages")
-    return await prepare_input(runtime, body, message_input(body), "msg_")
+    chat = message_input(body)
+    chat = replace(chat, ignored=(*chat.ignored, *_unmet_thinking(runtime, body.thinking)))
+    return await prepare_input(runtime, body, chat, "msg_")
 
 
 async def count_tokens(runtime: Runtime, body: CountTokensRequest) -> tuple[int, CheckedBody]:
     """The tokens of a prompt, and what is ignored of its body. Raises `ApiError`."""
     checked = check_body(runtime, body)
     chat, ignored = count_prompt(body)
+    ignored += _unmet_thinking(runtime, body.thinking)
     if ignored and runtime.settings.strict_fields:
         raise without_effect(ignored[0])
     max_chars = text_limit(runtime.renderer, runtime.info, is_bounded=False)
     token_ids = await render_chat(runtime.renderer, chat, max_chars)
     return len(token_ids), replace(checked, ignored=(*checked.ignored, *ignored))
+
+
+def _unmet_thinking(runtime: Runtime, thinking: Thinking | None) -> tuple[str, ...]:
+    """`thinking`, if it asks for reasoning by a variable that the chat template does not read."""
+    if thinking is None or thinking.type == "disabled":
+        return ()
+    return () if runtime.renderer.mentions("enable_thinking") else ("thinking",)

@@ -225,8 +225,9 @@ def _refusal(fields: dict[str, Any], urls: Collection[str]) -> str:
         return f"url {must} {', '.join(urls)}"
     if not isinstance(body, dict):
         return "body must be a JSON object"
-    if body.get("stream"):
-        return "body.stream is not supported in a batch; leave it out"
+    for name in ("stream", "background"):
+        if body.get(name):
+            return f"body.{name} is not supported in a batch; leave it out"
     return ""
 
 

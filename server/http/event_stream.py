@@ -217,4 +217,6 @@ class EventStream(Response):
                 self._has_sent_start = True
 
     async def _end(self) -> None:
+        if not self._has_sent_start:  # there was no event
+            await self._start()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

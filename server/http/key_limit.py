@@ -21,8 +21,12 @@ COUNTED_PATHS = GENERATING_PATHS | {
     "/v1/messages/count_tokens",
     "/v1/files",
     "/v1/batches",
+    "/v1/responses/input_tokens",
 }
 """The paths whose POSTs count: those that generate, turn text into tokens or back, or store."""
+
+COUNTED_PREFIX = "/v1/conversations"
+"""POSTs to paths from here on count too: they store texts."""
 
 
 class KeyLimit:
@@ -46,7 +50,7 @@ class KeyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as stack:
             is_post = scope["type"] == "http" and scope["method"] == "POST"
-            if is_post and (path := scope["path"]) in COUNTED_PATHS:
+            if is_post and _counts(path := scope["path"]):
                 key = key_name(scope)
                 await self._turns.turn(key)
                 try:
@@ -59,3 +63,7 @@ class KeyLimit:
                     await send_error(refusal, scope, receive, send)
                     return
             await self._app(scope, receive, send)
+
+
+def _counts(path: str) -> bool:
+    return path in COUNTED_PATHS or path.startswith(COUNTED_PREFIX)

@@ -11,7 +11,7 @@ from server.http.headers import IGNORED_FIELDS
 from server.openai.chat_input import ChatPrompt
 from server.openai.models import ServedModel, find_model
 from server.schema.base import Body, without_effect
-from server.schema.chat import ChatCompletionRequest, ReasoningEffort
+from server.schema.chat import ReasoningEffort
 from server.schema.generation_body import GenerationBody
 from server.settings import Settings
 from server.state import Runtime
@@ -62,7 +62,7 @@ def check_generation_body(runtime: Runtime, body: GenerationBody) -> CheckedBody
 def check_not_of_chats(body: Body, path: str) -> None:
     """Raises `InvalidField` for a field that a chat has and the endpoint `path` does not."""
     for name, value in (body.model_extra or {}).items():
-        if name in ChatCompletionRequest.model_fields and value is not None:
+        if name in body.of_other_routes and value is not None:
             message = f"{name} is a field of /v1/chat/completions; {path} does not have it."
             raise InvalidField(name, message, "unsupported_parameter")
 

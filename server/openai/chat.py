@@ -19,7 +19,7 @@ from server.openai.prompts import (
     render_chat,
     truncated,
 )
-from server.openai.request import PreparedRequest, answer_options
+from server.openai.request import PreparedRequest, answer_options, new_request_id
 from server.openai.sampling import check_logprobs, output_limit, sampling_options
 from server.openai.tool_use import check_tool_use, tool_use
 from server.schema.base import without_effect
@@ -40,7 +40,7 @@ async def prepare_input(
 
     Args:
         body: its fields that have one name in all endpoints.
-        id_prefix: see `PreparedRequest`.
+        id_prefix: the beginning of the response's id, with its separator.
 
     Raises:
         ApiError: the chat cannot be generated.
@@ -74,7 +74,7 @@ async def prepare_input(
     return PreparedRequest(
         answer_options(body, settings),
         replace(checked, ignored=ignored),
-        id_prefix,
+        new_request_id(id_prefix),
         [prompt],
         [use.constrained(options)],
         prediction,

@@ -17,7 +17,7 @@ from server.openai.prompts import (
     text_prompt,
     truncated,
 )
-from server.openai.request import PreparedRequest, answer_options
+from server.openai.request import PreparedRequest, answer_options, new_request_id
 from server.openai.sampling import check_logprobs, output_limit, sampling_options
 from server.rendering import Renderer, check_chars
 from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
@@ -55,7 +55,9 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     echoes = await _echoes(renderer, body, prompts) if body.echo else ()
     shape = CompletionShape(body, len(prompts), echoes)
     answer = answer_options(body, runtime.settings)
-    return PreparedRequest(answer, checked, "cmpl-", prompts, options, prediction, shape)
+    return PreparedRequest(
+        answer, checked, new_request_id("cmpl-"), prompts, options, prediction, shape
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ class FieldNames:
         format: of the text.
         effort: of reasoning.
         logprobs: asks for log probabilities.
-        parameters: the JSON schema of a function.
+        other_choices: of tools, besides `auto`.
     """
 
     messages: str = "messages"
@@ -21,7 +21,7 @@ class FieldNames:
     format: str = "response_format"
     effort: str = "reasoning_effort"
     logprobs: str = "logprobs"
-    parameters: str = "parameters"
+    other_choices: str = "'required', a named tool and 'none'"
 
 
 CHAT = FieldNames()

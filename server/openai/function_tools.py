@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_adapter.seam.schema_keywords import ANY_OBJECT
@@ -21,6 +21,26 @@ _VALUES = frozenset({"const", "enum", "default", "examples"})
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionPath:
+    """Where a function is in the body, for errors and for what is ignored of it.
+
+    Attributes:
+        function: the function itself.
+        parameters: what its arguments are held to.
+        strict: what asks that chosen calls are held to that.
+    """
+
+    function: str
+    parameters: str
+    strict: str
+
+    @classmethod
+    def at(cls, function: str, parameters: str = "parameters") -> "FunctionPath":
+        """That of a function which has its schema in the field `parameters`."""
+        return cls(function, f"{function}.{parameters}", f"{function}.strict")
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionTools:
     """Checked functions and the choice among them. See `checked_tools`.
 
@@ -32,7 +52,7 @@ class FunctionTools:
     """
 
     functions: Sequence[Function] = ()
-    paths: Sequence[str] = ()
+    paths: Sequence[FunctionPath] = ()
     arguments: Sequence[StructuredOutput] = ()
     choice: ToolChoice = "none"
     single: bool = False
@@ -48,6 +68,13 @@ class FunctionTools:
         ]
         functions, paths, arguments = zip(*rows, strict=True)
         return FunctionTools(functions, paths, arguments, choice, self.single)
+
+    def held(self, name: str, arguments: StructuredOutput) -> "FunctionTools":
+        """The functions, the arguments of one of them held to another constraint."""
+        names = [function.name for function in self.functions]
+        place = names.index(name)
+        constraints = [*self.arguments[:place], arguments, *self.arguments[place + 1 :]]
+        return replace(self, arguments=constraints)
 
     def for_template(self) -> list[dict[str, Any]]:
         """The tools as chat templates get them."""
@@ -100,7 +127,7 @@ class FunctionTools:
 
 def checked_tools(
     functions: Sequence[Function],
-    paths: Sequence[str],
+    paths: Sequence[FunctionPath],
     choice: ToolChoice | None,
     names: FieldNames,
     *,
@@ -119,13 +146,13 @@ def checked_tools(
         _check_choice(functions, choice, names)
     if not functions:
         return FunctionTools(single=parallel is False)
-    arguments = _checked_arguments(functions, paths, names)
+    arguments = _checked_arguments(functions, paths)
     return FunctionTools(functions, paths, arguments, choice or "auto", parallel is False)
 
 
-def chat_paths(count: int) -> list[str]:
+def chat_paths(count: int) -> list[FunctionPath]:
     """Where the functions of a chat's body are."""
-    return [f"tools.{number}.function" for number in range(count)]
+    return [FunctionPath.at(f"tools.{number}.function") for number in range(count)]
 
 
 def _check_choice(functions: Sequence[Function], choice: ToolChoice, names: FieldNames) -> None:
@@ -140,7 +167,7 @@ def _check_choice(functions: Sequence[Function], choice: ToolChoice, names: Fiel
 
 
 def _checked_arguments(
-    functions: Sequence[Function], paths: Sequence[str], names: FieldNames
+    functions: Sequence[Function], paths: Sequence[FunctionPath]
 ) -> list[StructuredOutput]:
     """The constraints on the arguments of the functions."""
     arguments: list[StructuredOutput] = []
@@ -148,10 +175,10 @@ def _checked_arguments(
     size = 0
     for function, path in zip(functions, paths, strict=True):
         if function.name in names_before:
-            param = f"{path}.name"
+            param = f"{path.function}.name"
             raise InvalidField(param, f"{param}: another tool is called {function.name!r} too.")
         names_before.add(function.name)
-        constraint = _arguments(function, f"{path}.{names.parameters}")
+        constraint = _arguments(function, path.parameters)
         arguments.append(constraint)
         size += len(constraint.value) if function.parameters else 0
         if size > MAX_SCHEMA_CHARS:

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -107,24 +107,34 @@ class PreparedRequest:
 
     Attributes:
         answer: how the client wants it answered.
-        id_prefix: the beginning of the response's id, with its separator.
+        id: the response's id; the ids of the engine's requests are `<id>-<index>`.
         prompts: token ids.
         options: one entry per prompt.
         prediction: the token ids that the client expects.
         shape: how the endpoint writes a choice.
         overlap: the retrieval-likeness of the chat's earlier answers, if a rule asks for it.
         template_variables: those that the client has given to the chat template.
+        created: Unix time in seconds.
     """
 
     answer: AnswerOptions
     checked: CheckedBody
-    id_prefix: str
+    id: str
     prompts: Sequence[Sequence[int]]
     options: Sequence[SamplingOptions]
     prediction: tuple[int, ...]
     shape: ChoiceShape
     overlap: float | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def headers(self) -> dict[str, str]:
+        """The headers that say what of the body is not honoured."""
+        headers = self.checked.headers()
+        constraint = self.options[0].structured_output
+        if constraint is not None and constraint.unenforced:
+            headers[UNENFORCED_KEYWORDS] = header_list(constraint.unenforced, ":-")
+        return headers
 
     def traits(self, origin: Origin) -> Traits:
         """What routing rules match of the request."""
@@ -145,8 +155,6 @@ class AdmittedRequest:
     """A request that has its proposer and is in flight.
 
     Attributes:
-        id: the response's id; the ids of the engine's requests are `<id>-<index>`.
-        created: Unix time in seconds.
         selection: the proposer that the request has, and why.
         engine_requests: one per choice; choice i of prompt p has the index p * n + i.
         ticket: has started the first of them.
@@ -154,8 +162,6 @@ class AdmittedRequest:
         measured: gets the overlap of the answers, for routing rules.
     """
 
-    id: str
-    created: int
     prepared: PreparedRequest
     selection: Selection
     engine_requests: tuple[GenerationRequest, ...]
@@ -163,14 +169,28 @@ class AdmittedRequest:
     num_prompt_tokens: int
     measured: tuple[RunningOverlap, ...] = ()
 
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return self.prepared.id
+
+    @property
+    def created(self) -> int:
+        """When the response was asked for: Unix time in seconds."""
+        return self.prepared.created
+
     def headers(self) -> dict[str, str]:
         """The response's own headers."""
-        prepared = self.prepared
-        headers = {SPEC_METHOD: self.selection.name, **prepared.checked.headers()}
-        constraint = prepared.options[0].structured_output
-        if constraint is not None and constraint.unenforced:
-            headers[UNENFORCED_KEYWORDS] = header_list(constraint.unenforced, ":-")
-        return headers
+        return {SPEC_METHOD: self.selection.name, **self.prepared.headers()}
+
+
+def new_request_id(prefix: str) -> str:
+    """A new id of a response."""
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def _ignore() -> None:
+    """Does nothing."""
 
 
 @asynccontextmanager
@@ -180,12 +200,13 @@ async def admitted(
     prepared: PreparedRequest,
     origin: Origin,
     limit: TimeLimit | None = None,
+    on_queued: Callable[[], None] = _ignore,
 ) -> AsyncIterator[AdmittedRequest]:
     """Selects a request's spec method and admits it; it is in flight until the block ends.
 
     Its constraints are checked first. While the engine has no free slot, or a drain runs, the
-    request then waits for a slot. `receive` must be past the request's body, and `limit` is that
-    of the request.
+    request then waits for a slot, after `on_queued` was called. `receive` must be past the
+    request's body, and `limit` is that of the request.
 
     Raises:
         InvalidField: the answer would be too large, or the requested proposer or k cannot be
@@ -218,6 +239,7 @@ async def admitted(
             # A request that is invalid, or too many, is refused before the wait.
             choose(runtime, prepared, origin)
             runtime.admission.make_room(cost)
+            on_queued()
             await wait_for_slot(runtime, receive, ticket, waiting, waited_s)
         # No `await` from here on: no drain may come in between.
         request = _admit(runtime, prepared, origin, ticket)
@@ -230,7 +252,6 @@ def _admit(
     runtime: Runtime, prepared: PreparedRequest, origin: Origin, ticket: Ticket
 ) -> AdmittedRequest:
     selection, routing = choose(runtime, prepared, origin)
-    request_id = f"{prepared.id_prefix}{uuid.uuid4().hex}"
     answer, n = prepared.answer, prepared.answer.n
     params = replace(
         selection.params,
@@ -240,7 +261,7 @@ def _admit(
     adapter = prepared.checked.model.adapter
     engine_requests = tuple(
         GenerationRequest(
-            f"{request_id}-{p * n + i}",
+            f"{prepared.id}-{p * n + i}",
             prompt,
             _own_seed(i, options),
             params,
@@ -257,8 +278,6 @@ def _admit(
     runtime.metrics.count_request(selection.name, selection.selected_by)
     runtime.router.record(routing, selection.rule)
     return AdmittedRequest(
-        id=request_id,
-        created=int(time.time()),
         prepared=prepared,
         selection=selection,
         engine_requests=engine_requests,

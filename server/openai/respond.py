@@ -93,7 +93,7 @@ class GenerationResponse(Response):
     ) -> None:
         runtime = self._runtime
         is_background = exchange_of(scope).is_background
-        limit = None if is_background else _request_limit(runtime)
+        limit = None if is_background else request_limit(runtime)
         origin = Origin(Headers(scope=scope), key_name(scope), is_background)
         async with AsyncExitStack() as in_flight:
             request = await in_flight.enter_async_context(
@@ -119,7 +119,8 @@ class GenerationResponse(Response):
         await response(scope, receive, send)
 
 
-def _request_limit(runtime: Runtime) -> TimeLimit | None:
+def request_limit(runtime: Runtime) -> TimeLimit | None:
+    """The time by which a request that begins now must have ended."""
     seconds = runtime.settings.request_timeout_s
     return TimeLimit.after(seconds, lambda: runtime.admission.counted(RequestTimeout(seconds)))
 

@@ -34,7 +34,7 @@ def check_tool_use(settings: Settings, body: GenerationBody, chat: ChatInput) ->
     if chat.tools.choice == "auto" and not settings.enable_auto_tool_choice:
         message = (
             '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be '
-            "set; tool_choice 'required', a named tool and 'none' do not."
+            f"set; tool_choice {chat.names.other_choices} do not."
         )
         raise InvalidField("tool_choice", message)
     if not chat.shows_reasoning and settings.reasoning_parser:
@@ -142,7 +142,7 @@ def tool_use(
         tools=tools,
         shows_reasoning=chat.shows_reasoning,
         strict_fields=tuple(
-            f"{path}.strict"
+            path.strict
             for path, function in zip(tools.paths, tools.functions, strict=True)
             if may_call and function.strict
         ),

@@ -1,23 +1,49 @@
 """`POST /v1/responses`, and the stored responses."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
+from starlette.convertors import StringConvertor, register_url_convertor
 
-from server.contract.answers import GENERATION_HEADERS, LIMIT_ERRORS, answers
+from server.contract.answers import (
+    GENERATION_HEADERS,
+    KEY_LIMIT_ERRORS,
+    LIMIT_ERRORS,
+    answers,
+)
 from server.errors import InvalidField
-from server.http.auth import key_owner
+from server.http.auth import key_name, key_owner
+from server.http.event_stream import EventStream
+from server.http.headers import IGNORED_FIELDS
+from server.openai.request import Origin
 from server.openai.respond import GenerationResponse
-from server.openai.responses import retrieval
+from server.openai.responses import prepare, retrieval
+from server.openai.responses.background import start_in_background
 from server.openai.responses.builder import ResponsesBuilder
-from server.openai.responses.prepare import prepare_response
+from server.openai.responses.response_object import keep
 from server.schema import response_answers as schema
+from server.schema.generation_body import MAX_INT
 from server.schema.response_events import ResponseEvent
-from server.schema.responses import MAX_PAGE, PAGE, Includable, ResponsesRequest
-from server.state import ReadyRuntime, StartedRuntime
+from server.schema.responses import (
+    MAX_PAGE,
+    PAGE,
+    CountInputRequest,
+    Includable,
+    ResponsesRequest,
+)
+from server.state import ReadyRuntime, Runtime, StartedRuntime
 
+
+class _StoredId(StringConvertor):
+    """The id of a response: no other route below `/v1/responses` has this path."""
+
+    regex = "(?!input_tokens$)[^/]+"
+
+
+register_url_convertor("stored", _StoredId())
 router = APIRouter(tags=["Responses"])
 
 
@@ -32,24 +58,55 @@ router = APIRouter(tags=["Responses"])
             ("retrieve_response", "list_input_items", "cancel_response", "delete_response"),
             "response_id",
         ),
-        errors={404: "model_not_found, response_not_found", **LIMIT_ERRORS},
+        errors={
+            404: "model_not_found, response_not_found, conversation_not_found",
+            **LIMIT_ERRORS,
+        },
     ),
 )
 async def create_response(
     request: Request, body: ResponsesRequest, runtime: ReadyRuntime
 ) -> Response:
     """Answers the input, or continues an earlier response."""
-    prepared = await prepare_response(runtime, body, _owner(request))
-    builder = partial(ResponsesBuilder, runtime.responses, prepared)
-    return GenerationResponse(runtime, prepared.request, builder)
+    owner, store = _owner(request), runtime.responses
+    prepared = await prepare.prepare_response(runtime, body, owner)
+    if not body.background:
+        builder = partial(ResponsesBuilder, partial(keep, store, prepared), prepared)
+        return GenerationResponse(runtime, prepared.request, builder)
+    origin = Origin(request.headers, key_name(request.scope))
+    run = await start_in_background(runtime, prepared, origin)
+    headers = prepared.request.headers()
+    if body.stream:
+        return _events(runtime, retrieval.EventReader(run.follow(0), 0), headers)
+    return Response(run.snapshot().body, media_type="application/json", headers=headers)
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    response_model=None,
+    responses=answers(
+        schema.InputTokenCount,
+        headers=(IGNORED_FIELDS,),
+        errors={404: "model_not_found, conversation_not_found", **KEY_LIMIT_ERRORS},
+    ),
+)
+async def count_input_tokens(
+    request: Request, body: CountInputRequest, runtime: ReadyRuntime
+) -> Response:
+    """The tokens of a response's input."""
+    count, checked = await prepare.count_input_tokens(runtime, body, _owner(request))
+    content = {"object": "response.input_tokens", "input_tokens": count}
+    return JSONResponse(content, headers=checked.headers())
 
 
 @router.get(
-    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id:stored}",
     operation_id="retrieve_response",
     response_model=None,
     responses=answers(
-        schema.ResponseObject, errors={400: "unsupported_parameter", 404: "response_not_found"}
+        schema.ResponseObject,
+        events=(ResponseEvent,),
+        errors={400: "unsupported_parameter", 404: "response_not_found"},
     ),
 )
 async def get_response(
@@ -58,21 +115,21 @@ async def get_response(
     runtime: StartedRuntime,
     include: Annotated[list[Includable] | None, Query(alias="include[]")] = None,
     stream: bool = False,
-    starting_after: int | None = None,
+    starting_after: Annotated[int | None, Query(ge=0, le=MAX_INT)] = None,
 ) -> Response:
-    """A stored response."""
-    if stream or starting_after is not None:
-        raise InvalidField(
-            "stream" if stream else "starting_after",
-            "A stored response is returned in one piece: leave stream and starting_after out.",
-            "unsupported_parameter",
-        )
-    content = retrieval.retrieve(runtime.responses, response_id, _owner(request), include or ())
+    """A stored response, or the events of one that runs, or ran, in the background."""
+    store, owner = runtime.responses, _owner(request)
+    if stream:
+        reader = retrieval.read_events(store, response_id, owner, starting_after)
+        return _events(runtime, reader)
+    if starting_after is not None:
+        raise InvalidField("starting_after", "starting_after needs stream=true.")
+    content = retrieval.retrieve(store, response_id, owner, include or ())
     return Response(content, media_type="application/json")
 
 
 @router.delete(
-    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id:stored}",
     response_model=None,
     responses=answers(schema.DeletedResponse, errors={404: "response_not_found"}),
 )
@@ -80,19 +137,18 @@ async def delete_response(
     request: Request, response_id: str, runtime: StartedRuntime
 ) -> dict[str, Any]:
     """Deletes a stored response."""
-    return retrieval.delete(runtime.responses, response_id, _owner(request))
+    return await retrieval.delete(runtime.responses, response_id, _owner(request))
 
 
 @router.post(
     "/v1/responses/{response_id}/cancel",
-    # Nothing can be cancelled, so there is no success.
-    status_code=400,
     response_model=None,
-    responses=answers(errors={400: "", 404: "response_not_found"}),
+    responses=answers(schema.ResponseObject, errors={400: "", 404: "response_not_found"}),
 )
-async def cancel_response(request: Request, response_id: str, runtime: StartedRuntime) -> None:
-    """Refused: no response runs in the background."""
-    retrieval.cancel(runtime.responses, response_id, _owner(request))
+async def cancel_response(request: Request, response_id: str, runtime: StartedRuntime) -> Response:
+    """Cancels a response that runs in the background."""
+    content = await retrieval.cancel(runtime.responses, response_id, _owner(request))
+    return Response(content, media_type="application/json")
 
 
 @router.get(
@@ -128,3 +184,14 @@ async def get_input_items(
 
 def _owner(request: Request) -> str:
     return key_owner(request.scope)
+
+
+def _events(
+    runtime: Runtime, reader: retrieval.EventReader, headers: Mapping[str, str] | None = None
+) -> EventStream:
+    return EventStream(
+        reader.events(),
+        keepalive_s=runtime.settings.keepalive_s,
+        headers=headers,
+        on_failure=reader.failure,
+    )

@@ -2,12 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from engine_adapter.seam.types import StructuredOutput
 from server.schema.base import Body, Bounded, Strict, UnicodeText, refused
 from server.schema.bounds import MAX_PARTS
-from server.schema.chat import ReasoningEffort
+from server.schema.chat import ChatCompletionRequest, ReasoningEffort
 from server.schema.generation_body import MAX_INT, GenerationBody, Stop
 from server.schema.identifiers import Id, User
 from server.schema.messages import MAX_MESSAGES
@@ -102,8 +103,27 @@ class MessageParam(Strict):
     content: Content
 
 
+def _few_blocks(messages: Any) -> Any:
+    """Refuses more blocks of all messages than a chat may have parts, before any is looked at."""
+    if isinstance(messages, list) and (count := sum(map(_num_blocks, messages))) > MAX_PARTS:
+        reason = f"have {count} blocks together; the maximum is {MAX_PARTS}"
+        raise PydanticCustomError("too_many_parts", "{reason}", {"reason": reason})
+    return messages
+
+
+def _num_blocks(value: Any) -> int:
+    """The blocks of a message, those of its tools' results included."""
+    blocks = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(blocks, list):
+        return 0
+    results = (block.get("content") for block in blocks if isinstance(block, dict))
+    return len(blocks) + sum(len(result) for result in results if isinstance(result, list))
+
+
 Conversation = Annotated[
-    list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    list[MessageParam],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(_few_blocks),
 ]
 """At least one message."""
 
@@ -200,6 +220,7 @@ class MessagesRequest(GenerationBody, PromptBody):
     """A message. It also takes the sampling fields of a chat, under the same names."""
 
     format_field = "output_config.format"
+    of_other_routes = ChatCompletionRequest.model_fields
 
     max_tokens: int = Field(ge=1, le=MAX_INT)
     stop: Stop = Field(None, alias="stop_sequences")

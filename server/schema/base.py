@@ -7,8 +7,9 @@ a neutral value; those in `IGNORED` ask for what cannot make an answer wrong; th
 ignored with notice.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,14 +17,19 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from engine_adapter.seam.text import short_repr
 from server.errors import InvalidField
 from server.schema.identifiers import check_lengths
 from server.text import did_you_mean, is_unicode
+
+LEAVE_OUT = "leave it out"
+"""What to do about a refused field that has no substitute."""
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     # Sampling methods that are not implemented.
@@ -180,7 +186,25 @@ class Body(Bounded):
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
+    of_other_routes: ClassVar[Collection[str]] = ()
+    """Fields of another route that are refused, unless they are declared or null."""
+
     model: str | None = None
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema, with the refused fields that are not declared."""
+        reference = handler(core_schema)
+        properties = handler.resolve_ref_schema(reference)["properties"]
+        for name in cls.of_other_routes:
+            properties.setdefault(name, {"type": "null", "description": _refusal(LEAVE_OUT)})
+        for name, neutral in REFUSED.items():
+            accepted = [*map(_exactly, neutral), {"type": "null"}]
+            description = _refusal(INSTEAD.get(name, LEAVE_OUT))
+            properties.setdefault(name, {"anyOf": accepted, "description": description})
+        return reference
 
     def ignored_fields(self, *, strict: bool) -> tuple[str, ...]:
         """The fields that are ignored with notice.
@@ -226,7 +250,7 @@ def _is_noticed(name: str, value: Any) -> bool:
 
 def _check_neutral(name: str, value: Any) -> None:
     if value is not None and not _is_in(value, REFUSED[name]):
-        instead = INSTEAD.get(name, "leave it out")
+        instead = INSTEAD.get(name, LEAVE_OUT)
         message = f"{name} is not supported by this server; {instead}."
         raise InvalidField(name, message, "unsupported_parameter")
 
@@ -244,7 +268,38 @@ def unsupported(reason: str) -> PydanticCustomError:
     return PydanticCustomError("unsupported", "{reason}", context)
 
 
-def refused(*neutral: Any, instead: str = "leave it out", keeps: bool = False) -> BeforeValidator:
+def _refusal(instead: str) -> str:
+    """What the API's schema says of a refused field."""
+    return f"Refused by this server; {instead}."
+
+
+def _exactly(value: Any) -> JsonSchemaValue:
+    """The schema of a neutral value. Objects are empty."""
+    match value:
+        case dict():
+            return {"type": "object", "maxProperties": 0}
+        case list():
+            size = {"minItems": len(value), "maxItems": len(value)}
+            return {"type": "array", "items": {"enum": value} if value else {}, **size}
+        case bool():
+            return {"type": "boolean", "const": value}
+        case _:
+            return {"type": "string" if isinstance(value, str) else "integer", "const": value}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(BeforeValidator):
+    """Refuses a field, and says so in the API's schema."""
+
+    instead: str = LEAVE_OUT
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {**handler(core_schema), "description": _refusal(self.instead)}
+
+
+def refused(*neutral: Any, instead: str = LEAVE_OUT, keeps: bool = False) -> Refused:
     """A known field that cannot be honoured; only null and its neutral values are accepted.
 
     Args:
@@ -260,4 +315,4 @@ def refused(*neutral: Any, instead: str = "leave it out", keeps: bool = False) -
 
     words = tuple(value for value in neutral if isinstance(value, str | int))
     accepted: Any = Literal[words] | None if words else None
-    return BeforeValidator(check, json_schema_input_type=accepted)
+    return Refused(check, accepted, instead)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from server.schema.answers import AnswerMetrics, CompletionTokensDetails, absent
 from server.schema.chat_answers import TokenLogprob
@@ -191,13 +191,19 @@ class ResponseText(BaseModel):
     verbosity: str
 
 
+class ConversationOf(BaseModel):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class ResponseObject(BaseModel):
     """A response of `/v1/responses`, whole or in an event."""
 
     id: str
     object: Literal["response"]
     created_at: int = Field(description="Unix time in seconds")
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     completed_at: int | None = Field(description="Unix time in seconds")
     error: FailedResponse | None
     incomplete_details: IncompleteDetails | None
@@ -205,6 +211,7 @@ class ResponseObject(BaseModel):
     output: list[OutputItem]
     instructions: str | None
     previous_response_id: str | None
+    conversation: ConversationOf | None
     store: bool
     background: bool
     metadata: dict[str, str]
@@ -229,6 +236,13 @@ class ResponseObject(BaseModel):
     metrics: AnswerMetrics = absent("of a response that has ended")
 
 
+class InputTokenCount(BaseModel):
+    """`POST /v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class DeletedResponse(BaseModel):
     """`DELETE /v1/responses/{response_id}`."""
 
@@ -245,3 +259,24 @@ class InputItemList(BaseModel):
     first_id: str = Field(description="empty for an empty page")
     last_id: str = Field(description="empty for an empty page")
     has_more: bool
+
+
+class ConversationObject(BaseModel):
+    """A conversation of `/v1/conversations`, without its items."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int = Field(description="Unix time in seconds")
+    metadata: dict[str, str]
+
+
+class DeletedConversation(BaseModel):
+    """`DELETE /v1/conversations/{conversation_id}`."""
+
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: Literal[True]
+
+
+class ConversationItem(RootModel[ListedItem]):
+    """An item of a conversation."""

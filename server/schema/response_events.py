@@ -20,6 +20,7 @@ class ResponseLifecycleEvent(_Event):
 
     type: Literal[
         "response.created",
+        "response.queued",
         "response.in_progress",
         "response.completed",
         "response.incomplete",

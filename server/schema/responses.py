@@ -1,18 +1,34 @@
 """The body of `/v1/responses`."""
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import StructuredOutput
 from server.errors import InvalidField
-from server.schema.base import Bounded, Strict, UnicodeText, refused, unsupported
-from server.schema.chat import ReasoningEffort, TemplateVariables
+from server.schema.base import Body, Bounded, Strict, UnicodeText, refused, unsupported
+from server.schema.bounds import MAX_REGEX_CHARS, too_many
+from server.schema.chat import ChatCompletionRequest, ReasoningEffort, TemplateVariables
+from server.schema.conversations import Conversation
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.identifiers import CacheKey, Id, Metadata, SafetyIdentifier, User
 from server.schema.response_items import Input
-from server.schema.structured import JsonObjectFormat, JsonSchemaFormat, TextFormat, from_format
+from server.schema.structured import (
+    Grammar,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    TextFormat,
+    from_format,
+)
 from server.schema.tools import MAX_TOOLS, Function, Name
 
 LOGPROBS = "message.output_text.logprobs"
@@ -134,16 +150,29 @@ class FunctionTool(Function):
     output_schema: Annotated[None, refused()] = None
 
 
-class CustomFormat(Bounded):
-    """What the input of a custom tool is like; a `grammar` is not enforced."""
+class GrammarFormat(Strict):
+    """A grammar in Lark's syntax, or a regular expression, that describes a whole text."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: Grammar
 
-    type: Literal["text", "grammar"]
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        """A regular expression may not have as many characters as a grammar."""
+        if self.syntax == "regex" and len(self.definition) > MAX_REGEX_CHARS:
+            raise ValueError(
+                f"definition {too_many('characters', MAX_REGEX_CHARS, len(self.definition))}"
+            )
+        return self
+
+
+CustomFormat = Annotated[TextFormat | GrammarFormat, Field(discriminator="type")]
+"""What the input of a custom tool is like."""
 
 
 class CustomTool(Strict):
-    """A tool whose input is free text."""
+    """A tool whose input is a text, free or in a grammar."""
 
     type: Literal["custom"]
     name: Name
@@ -153,9 +182,9 @@ class CustomTool(Strict):
     allowed_callers: Annotated[None, refused([], ["direct"])] = None
 
     @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar describes its input."""
-        return self.format is not None and self.format.type == "grammar"
+    def grammar(self) -> GrammarFormat | None:
+        """The grammar of its input."""
+        return self.format if isinstance(self.format, GrammarFormat) else None
 
 
 CallableTool = Annotated[
@@ -223,22 +252,36 @@ ToolChoice = Annotated[
 """Which functions may or must be called."""
 
 
-class ResponsesRequest(GenerationBody):
-    """A response. It also takes the sampling fields of a chat, under the same names."""
+class ResponsePrompt(BaseModel):
+    """What the model reads besides the input."""
 
-    input: Input
     instructions: str | None = None
     previous_response_id: Id | None = None
-    store: bool | None = None
-    metadata: Metadata | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT)
-    max_tool_calls: int | None = Field(None, ge=1, le=MAX_INT)
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    conversation: Conversation | None = None
+
+
+class CountInputRequest(Body, ResponsePrompt):
+    """The tokens of a response's input are counted, and nothing is generated."""
+
+    input: Input | None = None
+
+
+class ResponsesRequest(GenerationBody, ResponsePrompt):
+    """A response. It also takes the sampling fields of a chat, under the same names."""
+
+    input: Input
+    store: bool | None = None
+    background: bool | None = None
+    metadata: Metadata | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT)
+    max_tool_calls: int | None = Field(None, ge=1, le=MAX_INT)
     include: Annotated[list[Includable], Field(max_length=MAX_INCLUDES, fail_fast=True)] | None = (
         None
     )
@@ -246,7 +289,6 @@ class ResponsesRequest(GenerationBody):
     user: User | None = None
     safety_identifier: SafetyIdentifier | None = None
     prompt_cache_key: CacheKey | None = None
-    chat_template_kwargs: TemplateVariables | None = None
     include_reasoning: bool | None = None
 
     # Known in order to be refused.
@@ -254,8 +296,6 @@ class ResponsesRequest(GenerationBody):
     prompt_logprobs: Annotated[None, refused(instead="send a chat")] = None
     return_token_ids: Annotated[None, refused(False, instead="send a chat")] = None
     response_format: Annotated[None, refused(instead="use text.format")] = None
-    background: Annotated[None, refused(False)] = None
-    conversation: Annotated[None, refused(instead="use previous_response_id")] = None
     prompt: Annotated[None, refused(instead="use input and instructions")] = None
     context_management: Annotated[None, refused([])] = None
     prompt_cache_options: Annotated[None, refused({}, {"mode": "implicit"})] = None
@@ -267,6 +307,7 @@ class ResponsesRequest(GenerationBody):
     return_mm_kwargs: Annotated[None, refused(False)] = None
 
     format_field: ClassVar[str] = "text.format"
+    of_other_routes = ChatCompletionRequest.model_fields
 
     def own_format(self) -> StructuredOutput | None:
         """The constraint in `text.format`. Raises `InvalidField`."""

@@ -97,6 +97,16 @@ class KeyLimits:
         finally:
             key.requests -= 1
 
+    @contextmanager
+    def unfinished(self, name: str | None) -> Iterator[None]:
+        """Counts work that a key's request has left behind as a request, until the block ends."""
+        key = self._key(name)
+        key.requests += 1
+        try:
+            yield
+        finally:
+            key.requests -= 1
+
     def _key(self, name: str | None) -> _KeyCounts:
         key = self._keys.get(name)
         if key is None:

@@ -1,35 +1,44 @@
 """A response's deltas -> the response in one piece, or the events of its stream."""
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine_adapter.seam.types import Delta, FinishReason
 from server.errors import ApiError
 from server.http.event_stream import json_text
 from server.openai.choices import ChoiceState
-from server.openai.logprobs import without_logprobs
 from server.openai.request import AdmittedRequest
 from server.openai.responses.input_items import Item
 from server.openai.responses.open_items import EventWriter
 from server.openai.responses.output import Output
 from server.openai.responses.prepare import PreparedResponse
-from server.openai.responses.store import ResponseStore, StoredResponse
+from server.openai.responses.response_object import (
+    ResponseObject,
+    failed_object,
+    response_object,
+)
 from server.openai.usage import choice_statistics, response_metrics, usage
 
 
 class ResponsesBuilder:
     """Shapes the deltas of one response; see `server.openai.respond.Builder`.
 
-    Every response that has ended, also with an error, is stored before its last event or its body
-    is sent.
+    Args:
+        keep: is called with every response that has ended, also with an error, before its last
+            event or its body is sent.
+        events: has the events that open the stream; `None` writes them with the first delta.
     """
 
     def __init__(
-        self, store: ResponseStore, response: PreparedResponse, request: AdmittedRequest
+        self,
+        keep: Callable[[ResponseObject], None],
+        response: PreparedResponse,
+        request: AdmittedRequest,
+        events: EventWriter | None = None,
     ) -> None:
-        self._store = store
+        self._keep = keep
+        self._is_opened = events is not None
         self._response = response
         self._request = request
         answer, num_top = response.request.answer, response.num_top_logprobs
@@ -38,9 +47,10 @@ class ResponsesBuilder:
         self._reader = response.shape.reader(0)
         # A whole message does not tell which log probabilities are those of its text.
         by_piece = num_top is not None and not self._reader.is_plain
-        self._reads_pieces = self._streams or by_piece
+        # One in the background can be cancelled, and then shows what it has.
+        self._reads_pieces = self._streams or by_piece or self._is_opened
         self._state = ChoiceState(keep_text=not self._reads_pieces)
-        self._events = EventWriter(silent=not self._streams)
+        self._events = events or EventWriter(silent=not self._streams)
         self._output = Output(self._events, num_top, self._response.tools)
 
     @property
@@ -65,9 +75,10 @@ class ResponsesBuilder:
 
     def events(self, index: int, delta: Delta) -> Sequence[bytes]:
         """The encoded events of a delta; none while a character is incomplete."""
-        if self._state.begun_at is None:
+        if self._state.begun_at is None and not self._is_opened:
             for kind in ("response.created", "response.in_progress"):
-                self._events.write(kind, {"response": self._object("in_progress", [])})
+                opened = response_object(self._response, "in_progress", [])
+                self._events.write(kind, {"response": opened})
         self.add(index, delta)
         return self._events.take()
 
@@ -83,17 +94,14 @@ class ResponsesBuilder:
             fields = {"code": error.code, "message": error.message, "param": error.param}
             self._events.write("error", fields)
             return b"".join(self._events.take())
-        failed = self._object("failed", self._output.so_far())
-        # OpenAI's codes of a failure are few; `type` tells the causes apart.
-        failed["error"] = {
-            "code": "server_error",
-            "message": error.message,
-            "type": error.code or error.type,
-            "param": error.param,
-        }
+        failed = failed_object(self._response, error, self.output_so_far())
         self._keep(failed)
         self._events.write("response.failed", {"response": failed})
         return b"".join(self._events.take())
+
+    def output_so_far(self) -> list[Item]:
+        """The items of a response that ends before its time."""
+        return self._output.so_far()
 
     def _more(self) -> dict[str, Any] | None:
         """The fields that an event with text has besides."""
@@ -112,7 +120,8 @@ class ResponsesBuilder:
         """The response, complete or cut off by a limit of tokens. It is stored."""
         complete = reason is not FinishReason.LENGTH
         output = self._output.end(complete=complete)
-        response = self._object("completed" if complete else "incomplete", output)
+        status = "completed" if complete else "incomplete"
+        response = response_object(self._response, status, output)
         if complete:
             response["completed_at"] = int(time.time())
         else:
@@ -121,37 +130,6 @@ class ResponsesBuilder:
         response["metrics"] = response_metrics(self._request, [self._state])
         self._keep(response)
         return response
-
-    def _object(self, status: str, output: list[Item]) -> dict[str, Any]:
-        return {
-            "id": self._request.id,
-            "object": "response",
-            "created_at": self._request.created,
-            "status": status,
-            "completed_at": None,
-            "error": None,
-            "incomplete_details": None,
-            "model": self._request.prepared.checked.model_name,
-            "output": output,
-            **self._response.fields,
-            "usage": None,
-        }
-
-    def _keep(self, response: dict[str, Any]) -> None:
-        """Stores the response, if the client wants that."""
-        if not self._response.stored:
-            return
-        self._store.add(
-            StoredResponse(
-                id=self._request.id,
-                owner=self._response.owner,
-                previous_id=self._response.previous_id,
-                status=response["status"],
-                body=json.dumps(response).encode(),
-                items=json.dumps(self._response.items).encode(),
-                output=json.dumps(without_logprobs(response["output"])).encode(),
-            )
-        )
 
 
 def response_usage(request: AdmittedRequest, choices: Sequence[ChoiceState]) -> dict[str, Any]:

@@ -27,11 +27,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def input_items(items: str | Sequence[InputItem]) -> list[Item]:
-    """The items of a request, in full. Raises `InvalidField` for one that cannot be read."""
+def input_items(items: str | Sequence[InputItem], param: str = "input") -> list[Item]:
+    """The items of a request, in full. Raises `InvalidField` for one that cannot be read.
+
+    Args:
+        param: the field that has them.
+    """
     if isinstance(items, str):
         items = [MessageItem(type="message", role="user", content=items)]
-    return [_item(item, f"input.{number}") for number, item in enumerate(items)]
+    return [_item(item, f"{param}.{number}") for number, item in enumerate(items)]
 
 
 def _item(item: InputItem, param: str) -> Item:

@@ -5,8 +5,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from server.errors import ApiError
 from server.http.event_stream import TEXT_PLACEHOLDER, json_text
 from server.openai.responses.input_items import Item, new_id
+
+EVENT_END = b"\n\n"
+"""The end of an encoded event. JSON on one line does not have it."""
 
 
 class DeltaFrame:
@@ -55,10 +59,16 @@ class EventWriter:
         return number
 
 
+def error_event(error: ApiError, number: int) -> bytes:
+    """The event of an error that no response has."""
+    fields = {"code": error.code, "message": error.message, "param": error.param}
+    return _event("error", fields, number)
+
+
 def _event(kind: str, fields: dict[str, Any], number: int) -> bytes:
     # The number comes last: `DeltaFrame` finds it there.
     data = {"type": kind, **fields, "sequence_number": number}
-    return f"event: {kind}\ndata: {json_text(data)}\n\n".encode()
+    return f"event: {kind}\ndata: {json_text(data)}".encode() + EVENT_END
 
 
 class OpenItem(ABC):
@@ -213,8 +223,8 @@ class OpenCall(OpenItem):
         return {"name": self._name, "arguments": self.text}
 
 
-class OpenCustomCall(OpenCall):
-    """A call of a custom tool; its text is a JSON object with its input, written at its end."""
+class OpenTextCall(OpenCall):
+    """A call of a custom tool; its text is its input."""
 
     id_prefix = "ctc"
     text_events = "response.custom_tool_call_input"
@@ -222,7 +232,19 @@ class OpenCustomCall(OpenCall):
     def item(self, status: str) -> Item:
         """The call with its input."""
         head = {"id": self.id, "type": "custom_tool_call", "status": status}
-        return {**head, **self.call(), "input": self._input()}
+        return {**head, **self.call(), "input": self.input()}
+
+    def done_fields(self) -> dict[str, Any]:
+        """The input."""
+        return {"input": self.input()}
+
+    def input(self) -> str:
+        """What the tool gets."""
+        return self.text
+
+
+class OpenCustomCall(OpenTextCall):
+    """A call of a custom tool; its text is a JSON object with its input, written at its end."""
 
     def extend(self, text: str, events: EventWriter) -> None:
         """Keeps a part of the object."""
@@ -230,14 +252,10 @@ class OpenCustomCall(OpenCall):
 
     def end(self, status: str, events: EventWriter) -> Item:
         """Closes it, and returns it."""
-        events.write(f"{self.text_events}.delta", {**self.place(), "delta": self._input()})
+        events.write(f"{self.text_events}.delta", {**self.place(), "delta": self.input()})
         return super().end(status, events)
 
-    def done_fields(self) -> dict[str, Any]:
-        """The input."""
-        return {"input": self._input()}
-
-    def _input(self) -> str:
+    def input(self) -> str:
         """The text in the object; the object itself, if the model wrote another one."""
         try:
             arguments = from_json(self.text, allow_partial="trailing-strings")

@@ -27,6 +27,7 @@ from server.openai.responses.open_items import (
     OpenItem,
     OpenMessage,
     OpenReasoning,
+    OpenTextCall,
 )
 
 
@@ -118,7 +119,9 @@ class Output:
         tool = self._tools.get(begin.name)
         if tool is None:
             return OpenCall(self._next_index, begin.id, begin.name)
-        kind = OpenCustomCall if tool.is_custom else OpenCall
+        kind: type[OpenCall] = OpenCall
+        if tool.is_custom:
+            kind = OpenTextCall if tool.writes_text else OpenCustomCall
         return kind(self._next_index, begin.id, tool.name, tool.namespace)
 
     def _add_text(self, text: str, more: dict[str, Any]) -> None:

@@ -1,29 +1,32 @@
 """`/v1/responses`: from the body to a prepared request, by way of the chat that generates it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import loads
 from typing import Any
 
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import SamplingOptions
 from server.errors import InvalidField
-from server.openai.body_checks import check_not_of_chats
+from server.openai.body_checks import CheckedBody, check_body, check_not_of_chats
 from server.openai.chat import prepare_input
 from server.openai.chat_input import ChatInput
 from server.openai.chat_shape import ChatShape
+from server.openai.prompts import render_chat, text_limit
 from server.openai.request import PreparedRequest
 from server.openai.responses.callable_tools import CallableTool, callable_tools
 from server.openai.responses.conversation import Source, Turn, beginnings, turns
 from server.openai.responses.input_items import Item, input_items
 from server.openai.responses.response_input import (
     check_text,
+    counted_prompt,
     response_input,
     with_messages,
 )
-from server.openai.responses.store import BrokenChain, ResponseStore
-from server.schema.base import Strict
-from server.schema.responses import Reasoning, ResponsesRequest
+from server.openai.responses.store import BrokenChain, ResponseStore, retention
+from server.openai.responses.stored_conversations import check_new_items, find
+from server.schema.base import Strict, without_effect
+from server.schema.responses import CountInputRequest, Reasoning, ResponsePrompt, ResponsesRequest
 from server.state import Runtime
 
 TOO_LONG = "context_length_exceeded"
@@ -38,6 +41,7 @@ class PreparedResponse:
         owner: whose key the request bears.
         items: the request's own input.
         previous_id: the response that it continues, if any.
+        conversation_id: the conversation that it continues, which gets its items, if any.
         stored: it can be read and continued later.
         num_top_logprobs: alternatives of each token; `None` without log probabilities.
         fields: those of the response that repeat its request.
@@ -48,6 +52,7 @@ class PreparedResponse:
     owner: str
     items: Sequence[Item]
     previous_id: str | None
+    conversation_id: str | None
     stored: bool
     num_top_logprobs: int | None
     fields: Mapping[str, Any]
@@ -63,7 +68,7 @@ async def prepare_response(
     check_not_of_chats(body, "/v1/responses")
     stored = _is_stored(runtime.responses, body)
     history = earlier_items(runtime.responses, body, owner)
-    items = input_items(body.input)
+    items = _own_items(body, history)
     check_text(body)
     own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
     conversation = turns([*history, *own_items])
@@ -76,19 +81,42 @@ async def prepare_response(
         owner=owner,
         items=items,
         previous_id=body.previous_response_id,
+        conversation_id=None if body.conversation is None else body.conversation.id,
         stored=stored,
         num_top_logprobs=(body.top_logprobs or 0) if body.has_logprobs else None,
         fields=request_fields(body, request.options[0], stored=stored),
-        tools=tools.by_name,
+        tools=tools.written(chat.tools.choice),
         request=request,
         shape=shape,
     )
 
 
-def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: str) -> list[Source]:
-    """The items of the conversation that the request continues. Raises `InvalidField`."""
+async def count_input_tokens(
+    runtime: Runtime, body: CountInputRequest, owner: str
+) -> tuple[int, CheckedBody]:
+    """The tokens of a response's input, and what is ignored of its body. Raises `ApiError`."""
+    checked = check_body(runtime, body)
+    history = earlier_items(runtime.responses, body, owner)
+    items = _own_items(body, history)
+    own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
+    prompt, ignored = counted_prompt(body, turns([*history, *own_items]))
+    if ignored and runtime.settings.strict_fields:
+        raise without_effect(ignored[0])
+    max_chars = text_limit(runtime.renderer, runtime.info, is_bounded=False)
+    token_ids = await render_chat(runtime.renderer, prompt, max_chars)
+    return len(token_ids), replace(checked, ignored=(*checked.ignored, *ignored))
+
+
+def earlier_items(store: ResponseStore, body: ResponsePrompt, owner: str) -> list[Source]:
+    """The items that the request continues. Raises `InvalidField` and `NotFound`."""
     name = "previous_response_id"
     previous_id = body.previous_response_id
+    if body.conversation is not None:
+        if previous_id is not None:
+            message = "conversation and previous_response_id exclude each other; send one."
+            raise InvalidField("conversation", message)
+        conversation = find(store, body.conversation.id, owner, "conversation")
+        return [Source(loads(item), "conversation") for item in conversation.items.values()]
     if previous_id is None:
         return []
     previous = store.find(previous_id, owner)
@@ -97,8 +125,11 @@ def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: str) -> l
             f"{name}: the response {short_repr(previous_id)} is not stored. {retention(store)}"
         )
         raise InvalidField(name, message, "previous_response_not_found")
-    if previous.status == "failed":
-        message = f"{name}: {short_repr(previous_id)} failed, so there is nothing to continue."
+    if previous.status not in ("completed", "incomplete"):
+        message = (
+            f"{name}: the status of {short_repr(previous_id)} is {previous.status}; only a "
+            "response that is completed or incomplete can be continued."
+        )
         raise InvalidField(name, message)
     try:
         chain = store.chain(previous)
@@ -115,21 +146,23 @@ def earlier_items(store: ResponseStore, body: ResponsesRequest, owner: str) -> l
     ]
 
 
-def retention(store: ResponseStore) -> str:
-    """How long responses are stored, as a sentence for errors."""
-    if not store.is_enabled:
-        return "This server stores no responses (--max-stored-responses)."
-    return (
-        f"This server keeps at most {store.max_responses} responses in memory, {store.max_bytes} "
-        "bytes together, until it stops; beyond that the API key that stores most loses those that "
-        "it has not used for longest. Send the whole conversation as input, or raise "
-        "--max-stored-responses or --max-stored-response-bytes."
-    )
+def _own_items(body: ResponsesRequest | CountInputRequest, history: Sequence[Source]) -> list[Item]:
+    """The items of the request's own input. Raises `InvalidField`."""
+    items = [] if body.input is None else input_items(body.input)
+    if body.conversation is not None:
+        check_new_items(items, (source.item["id"] for source in history), "input")
+    return items
 
 
 def _is_stored(store: ResponseStore, body: ResponsesRequest) -> bool:
     if body.store and not store.is_enabled:
         raise InvalidField("store", f"store: {retention(store)}", "unsupported_parameter")
+    if body.background and not store.is_enabled:
+        message = f"background: {retention(store)}"
+        raise InvalidField("background", message, "unsupported_parameter")
+    if body.background and body.store is False:
+        message = "background needs a stored response; leave store out, or send true."
+        raise InvalidField("background", message)
     return store.is_enabled and body.store is not False
 
 
@@ -139,8 +172,8 @@ async def _prepare_chat(
     """The prepared chat; with `truncation`, without the oldest messages that do not fit."""
 
     async def prepared(turns: Sequence[Turn]) -> PreparedRequest:
-        complete = with_messages(chat, body.instructions, turns)
-        return await prepare_input(runtime, body, complete, "resp_")
+        prompt = with_messages(chat.prompt, body.instructions, turns)
+        return await prepare_input(runtime, body, replace(chat, prompt=prompt), "resp_")
 
     try:
         return await prepared(conversation)
@@ -173,8 +206,9 @@ def request_fields(
     return {
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
+        "conversation": None if body.conversation is None else body.conversation.model_dump(),
         "store": stored,
-        "background": False,
+        "background": bool(body.background),
         "metadata": body.metadata or {},
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -13,11 +13,18 @@ from server.openai.chat_input import (
 )
 from server.openai.field_names import FieldNames
 from server.openai.function_tools import FunctionTools, checked_tools
-from server.openai.responses.callable_tools import CallableTools
+from server.openai.responses.callable_tools import CallableTools, callable_tools
 from server.openai.responses.conversation import Turn
+from server.schema.chat import ReasoningEffort
 from server.schema.json_values import surrogate_path
 from server.schema.messages import checked_messages
-from server.schema.responses import AllowedTools, ChosenFunction, ResponsesRequest
+from server.schema.responses import (
+    AllowedTools,
+    ChosenFunction,
+    CountInputRequest,
+    ResponsePrompt,
+    ResponsesRequest,
+)
 from server.schema.tools import NamedFunction, NamedTool, ToolChoice
 from server.text import is_unicode
 
@@ -44,40 +51,52 @@ _REPEATED = {
 }
 
 
-def response_input(body: ResponsesRequest, callable_tools: CallableTools) -> ChatInput:
+def response_input(body: ResponsesRequest, callables: CallableTools) -> ChatInput:
     """The input of a response, without its messages. Raises `InvalidField`."""
-    tools = _tools(body, callable_tools)
-    effort = None if body.reasoning is None else body.reasoning.effort
+    tools = _tools(body, callables)
     return ChatInput(
-        prompt=ChatPrompt(
-            (),
-            (),
-            NAMES,
-            variables=template_variables(body.chat_template_kwargs, effort, NAMES),
-            tools=tools.for_template(),
-        ),
+        prompt=_empty_prompt(body, tools),
         tools=tools,
         constraint=constraint_with_tools(body.structured_output(), tools, NAMES),
         max_tokens=body.max_output_tokens,
         max_tokens_name="max_output_tokens",
         num_top_logprobs=_num_top_logprobs(body),
-        effort=effort,
+        effort=_effort(body),
         shows_reasoning=body.include_reasoning is not False,
-        ignored=(*_ignored_wishes(body), *callable_tools.ignored),
+        ignored=(
+            *_ignored_wishes(body),
+            *_free_grammars(callables, tools),
+            *callables.ignored,
+        ),
     )
 
 
+def counted_prompt(
+    body: CountInputRequest, conversation: Sequence[Turn]
+) -> tuple[ChatPrompt, tuple[str, ...]]:
+    """The prompt whose tokens are counted, and the ignored fields. Raises `ApiError`.
+
+    All of it is counted: `truncation` leaves nothing out.
+    """
+    tools = callable_tools(body)
+    prompt = _empty_prompt(body, _tools(body, tools))
+    ignored = [*_ignored_wishes(body), *tools.ignored]
+    if body.truncation == "auto":
+        ignored.append("truncation")
+    return with_messages(prompt, body.instructions, conversation), tuple(ignored)
+
+
 def with_messages(
-    chat: ChatInput, instructions: str | None, conversation: Sequence[Turn]
-) -> ChatInput:
-    """The input with the messages of a conversation. Raises `ApiError` for an invalid one."""
+    prompt: ChatPrompt, instructions: str | None, conversation: Sequence[Turn]
+) -> ChatPrompt:
+    """The prompt with the messages of a conversation. Raises `ApiError` for an invalid one."""
     messages = [turn.message for turn in conversation]
     names = [turn.param for turn in conversation]
     if instructions is not None:
         messages.insert(0, {"role": "system", "content": instructions})
         names.insert(0, "instructions")
     checked = checked_messages(messages, names, NAMES.messages)
-    return replace(chat, prompt=replace(chat.prompt, messages=checked, message_names=names))
+    return replace(prompt, messages=checked, message_names=names)
 
 
 def check_text(body: ResponsesRequest) -> None:
@@ -92,7 +111,30 @@ def check_text(body: ResponsesRequest) -> None:
         raise InvalidField(path, f"{path} contains a lone surrogate.")
 
 
-def _ignored_wishes(body: ResponsesRequest) -> Iterator[str]:
+def _empty_prompt(body: ResponsePrompt, tools: FunctionTools) -> ChatPrompt:
+    return ChatPrompt(
+        (),
+        (),
+        NAMES,
+        variables=template_variables(body.chat_template_kwargs, _effort(body), NAMES),
+        tools=tools.for_template(),
+    )
+
+
+def _effort(body: ResponsePrompt) -> ReasoningEffort | None:
+    return None if body.reasoning is None else body.reasoning.effort
+
+
+def _free_grammars(callables: CallableTools, tools: FunctionTools) -> Iterator[str]:
+    """The Lark grammars of tools that the model may call, or need not call: they hold no call."""
+    visible = {function.name for function in tools.functions}
+    for name, tool in callables.by_name.items():
+        is_held = isinstance(tools.choice, NamedTool) and tools.choice.function.name == name
+        if tool.lark is not None and name in visible and tools.choice != "none" and not is_held:
+            yield tool.path.strict
+
+
+def _ignored_wishes(body: ResponsePrompt) -> Iterator[str]:
     """The fields that ask for a style which the model is not told of."""
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         yield "text.verbosity"
@@ -107,7 +149,7 @@ def _num_top_logprobs(body: ResponsesRequest) -> int | None:
     return (body.top_logprobs or 0) if body.has_logprobs else None
 
 
-def _tools(body: ResponsesRequest, tools: CallableTools) -> FunctionTools:
+def _tools(body: ResponsePrompt, tools: CallableTools) -> FunctionTools:
     """What the model may call. Of `allowed_tools`, it sees only those allowed."""
     choice, param = body.tool_choice, NAMES.chosen_function
     chat_choice: ToolChoice | None
@@ -121,6 +163,10 @@ def _tools(body: ResponsesRequest, tools: CallableTools) -> FunctionTools:
     checked = checked_tools(
         tools.functions, tools.paths, chat_choice, NAMES, parallel=body.parallel_tool_calls
     )
+    if isinstance(checked.choice, NamedTool):
+        name = checked.choice.function.name
+        lark = tools.by_name[name].lark
+        return checked if lark is None else checked.held(name, lark)
     if not isinstance(choice, AllowedTools):
         return checked
     names = {

@@ -9,10 +9,11 @@ import pytest
 from tests.client_tools import python_tool, run
 
 PACKAGES = {
-    "langchain": "langchain==1.4.7 langchain-openai==1.7.3 openai==3.54.0",
-    "pydantic-ai": "pydantic-ai-slim[openai]==2.68.0 openai==3.54.0",
+    "langchain": "langchain==1.5.2 langchain-openai==1.7.4 openai==3.57.0",
+    "pydantic-ai": "pydantic-ai-slim[openai]==2.68.0 openai==3.57.0",
     "instructor": "instructor==1.17.0 openai==3.3.0",
-    "openai-agents": "openai-agents==0.24.0 openai==3.54.0",
+    "openai-agents": "openai-agents==0.24.0 openai==3.57.0",
+    "haystack": "haystack-ai==3.4.1 openai==3.57.0",
 }
 """Client -> what is installed for it. Each client gets an environment of its own."""
 
@@ -29,6 +30,7 @@ def tell(config: pytest.Config, folder: Path, client: str, url: str, part: str) 
         part: `forced` asks for what every model can be held to: required or named calls, and
             formats with a schema. `json_mode` asks for any JSON object. In `chosen` the model
             chooses its calls, which needs the parsers; in `beside` it also answers in a format.
+            `figures` has the drafted and the accepted tokens, whole and streamed.
     """
     python = python_tool(config, PACKAGES[client], "python")
     program = PROGRAMS / f"{client.replace('-', '_')}_program.py"
@@ -53,5 +55,8 @@ def check_forced(client: str, told: dict[str, Any]) -> None:
     elif client == "instructor":
         assert set(told) >= {"default", "partial", "async", "TOOLS_STRICT", "RESPONSES_TOOLS"}
         assert set(told.values()) == {True}
+    elif client == "haystack":
+        answers = {"typed": "City", "calls": [["get_weather", ["city"]]]}
+        assert told == {"chat": answers, "responses": answers}
     else:
         assert told == {name: {"typed": ["Verdict", True]} for name in ("default", "chat")}

@@ -1,4 +1,4 @@
-"""LangChain, pydantic-ai, instructor and the Agents SDK, each from its own package.
+"""LangChain, pydantic-ai, instructor, the Agents SDK and Haystack, each from its own package.
 
 The fake engine answers with instances of the schemas, and with scripted calls where the model
 chooses. `tests/e2e/test_clients.py` asks the demo for the former.
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.server.clients.packages import PACKAGES, check_forced, tell
@@ -102,3 +103,74 @@ def test_agents_of_the_sdk_call_a_tool_and_hand_over(told: Tell) -> None:
         handed = ["handoff_requested", "handoff_occured", *said]
         assert api["handoff streamed"] == ["It rains.", "french", handed]
         assert api["session"] == 4
+
+
+def test_runs_of_the_agents_sdk_join_a_conversation_of_the_server(told: Tell) -> None:
+    turn = ["message", "function_call", "function_call_output", "reasoning", "message"]
+    types = told("openai-agents", "conversation")["default"]
+    assert types["joined"][:5] == types["session"][:5] == turn
+    assert types["joined"] == types["session"]
+
+
+KEEPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "langchain": {
+        "chat whole": ("usage", "headers"),
+        "chat streamed": (),
+        "responses whole": ("headers",),
+        "responses streamed": (),
+    },
+    "pydantic-ai": {
+        "OpenAIChatModel whole": ("usage", "headers"),
+        "OpenAIChatModel streamed": ("usage",),
+        "OpenAIResponsesModel whole": ("headers",),
+        "OpenAIResponsesModel streamed": (),
+    },
+    "openai-agents": {
+        "default whole": ("usage", "headers"),
+        "default streamed": ("usage",),
+        "chat whole": ("headers",),
+        "chat streamed": (),
+    },
+    "haystack": {
+        "chat whole": ("usage",),
+        "chat streamed": ("usage",),
+        "responses whole": ("usage",),
+        "responses streamed": ("usage",),
+    },
+}
+"""Client -> its answers -> where it keeps the acceptance figures."""
+
+
+@pytest.mark.parametrize("client", KEEPS)
+def test_the_acceptance_figures_reach_the_client(
+    server: ThreadedServer, told: Tell, client: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "word"}], "temperature": 0}
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions", json=body | {"spec_decode": {"proposer": "ngram"}}
+    ).json()
+    metrics = answer["metrics"]["speculative_decoding"]
+    figures = [metrics["num_draft_tokens"], metrics["num_accepted_draft_tokens"]]
+    assert 0 < figures[1] < figures[0]
+    before = counted(server)
+    apis = told(client, "figures")
+    found = {
+        f"{api} {kind}": places for api, kinds in apis.items() for kind, places in kinds.items()
+    }
+    assert found == {
+        name: {place: figures if place in places else None for place in ("usage", "headers")}
+        for name, places in KEEPS[client].items()
+    }
+    # What a client drops is in the metrics all the same.
+    grown = [after - earlier for after, earlier in zip(counted(server), before, strict=True)]
+    assert grown == [len(found) * figure for figure in figures]
+
+
+def counted(server: ThreadedServer) -> list[float]:
+    """The drafted and the accepted tokens of all requests with the proposer."""
+    names = (
+        "specgate_spec_decode_draft_tokens_total",
+        "specgate_spec_decode_accepted_tokens_total",
+    )
+    samples = [server.registry.get_sample_value(name, {"proposer": "ngram"}) for name in names]
+    return [sample or 0.0 for sample in samples]

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -19,6 +20,11 @@ from server.contract.answers import answers
 from server.contract.document import TAGS, make_document
 from server.http.auth import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS
 from server.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
+from server.schema.anthropic import MessagesRequest
+from server.schema.base import INSTEAD, REFUSED, Body, Refused
+from server.schema.chat import ChatCompletionRequest, TokenizeRequest
+from server.schema.completions import CompletionRequest
+from server.schema.responses import ResponsesRequest
 from tests import documentation
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway, build
@@ -227,3 +233,44 @@ def test_an_undocumented_field_is_found() -> None:
 def test_a_description_of_the_same_routes_is_the_same() -> None:
     app, _, _ = build()
     assert Contract(make_document(app.routes)).document == contract().document
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [ChatCompletionRequest, CompletionRequest, ResponsesRequest, MessagesRequest, TokenizeRequest],
+)
+def test_a_body_says_what_is_refused(document: dict[str, Any], kind: type[Body]) -> None:
+    properties = document["components"]["schemas"][kind.__name__]["properties"]
+    declared_names = {field.alias or name for name, field in kind.model_fields.items()}
+    of_routes = set(kind.of_other_routes) - declared_names
+    for field, neutral in REFUSED.items():
+        if field in declared_names:
+            continue
+        schema = properties[field]
+        assert schema["description"].startswith("Refused by this server; ")
+        assert INSTEAD.get(field, "leave it out") in schema["description"] or field in of_routes
+        accepts = jsonschema.Draft202012Validator(schema).is_valid
+        assert accepts(None)
+        assert not accepts("odd")
+        assert all(accepts(value) != (field in of_routes) for value in neutral)
+    assert of_routes <= set(properties)
+    refused_names = {
+        field for field, schema in properties.items() if "Refused" in schema.get("description", "")
+    }
+    honoured_names = {
+        field
+        for field in declared_names
+        if not any(isinstance(part, Refused) for part in metadata_of(kind, field))
+    }
+    assert not refused_names & honoured_names
+    assert len(refused_names) > 30
+
+
+def metadata_of(kind: type[Body], field: str) -> list[Any]:
+    """What annotates a declared field."""
+    return [
+        part
+        for name, info in kind.model_fields.items()
+        if field in (name, info.alias)
+        for part in info.metadata
+    ]

@@ -67,7 +67,6 @@ async def test_a_wrong_prefix_is_corrected(
         ("/v1/realtime", "no live sessions"),
         ("/v1/responses/compact", "compacts no conversations"),
         ("/responses/compact", "compacts no conversations"),
-        ("/v1/responses/input_tokens", "POST /tokenize counts"),
         ("/api/chat", "not Ollama's"),
         ("/generate", "OpenAI's API"),
         ("/embeddings", "makes no embeddings"),

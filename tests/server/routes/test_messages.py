@@ -1,6 +1,7 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: a chat in Anthropic's format."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,6 +228,35 @@ async def test_the_conversation_is_rendered_as_a_chat(
     assert [one["function"]["name"] for one in fields["tools"]] == ["get_weather", "now"]
 
 
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])
+async def test_thinking_that_the_template_does_not_know_is_named(
+    start: StartGateway, tmp_path: Path, path: str
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}{{ enable_thinking }}")
+    knowing = await start(chat_template=str(template))
+    gateway = await start()
+    for kind, names in (("enabled", "thinking"), ("adaptive", "thinking"), ("disabled", None)):
+        body = {**message("a"), "thinking": {"type": kind}}
+        if path != PATH:
+            del body["max_tokens"]
+        response = await gateway.post(path, body)
+        assert (response.status_code, response.headers.get(IGNORED_FIELDS)) == (200, names)
+        response = await knowing.post(path, body)
+        assert (response.status_code, response.headers.get(IGNORED_FIELDS)) == (200, None)
+    strict = await start(strict_fields=True)
+    body = {"messages": [{"role": "user", "content": "a"}], "thinking": {"type": "enabled"}}
+    body |= {"max_tokens": 4} if path == PATH else {}
+    error = (await strict.post(path, body)).json()["error"]
+    assert error["param"] == "thinking"
+
+
+async def test_the_choices_that_need_no_parser_have_the_clients_names(gateway: Gateway) -> None:
+    error = (await ask(gateway, message("a", tools=TOOLS), 400))["error"]
+    assert error["param"] == "tool_choice"
+    assert "'any', 'tool' and 'none'" in error["message"]
+
+
 async def test_thinking_can_be_left_out(choosing: Gateway) -> None:
     for thinking in ({"type": "disabled"}, {"type": "adaptive", "display": "omitted"}):
         answer = await ask(choosing, message("think first", thinking=thinking))
@@ -256,6 +286,7 @@ async def test_what_is_ignored_is_named(gateway: Gateway) -> None:
     response = await gateway.post(PATH, body)
     names = response.headers[IGNORED_FIELDS].split(", ")
     assert sorted(names) == [
+        "thinking",
         "thinking.budget_tokens",
         "tools.1.input_examples",
         "tools.2",
@@ -288,6 +319,9 @@ async def test_tokens_are_counted_as_they_are_read(gateway: Gateway) -> None:
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "a"}}
 RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]}
+TEXT = {"type": "text", "text": "a"}
+BLOCKS = [{"role": "user", "content": [TEXT] * 5001}] * 2
+RESULTS = [{"role": "user", "content": [RESULT | {"content": [TEXT] * 5000}] * 2}]
 
 
 @pytest.mark.parametrize(
@@ -307,6 +341,12 @@ RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]}
             {"messages": [{"role": "assistant", "content": [RESULT | {"content": "a"}]}]},
             "messages.0.content.0",
         ),
+        (
+            {"messages": [{"role": "user", "content": [RESULT | {"content": "a"}]}]},
+            "messages.0.content.0.tool_use_id",
+        ),
+        ({"messages": BLOCKS}, "messages"),
+        ({"messages": RESULTS}, "messages"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"tools": [TOOLS[0]] * 2}, "tools.1.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

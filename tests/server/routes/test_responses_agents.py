@@ -125,7 +125,7 @@ async def test_a_tool_can_be_chosen_with_and_without_its_namespace(gateway: Gate
         body = {"input": "a", "tools": TOOLS, "tool_choice": chosen, "max_output_tokens": 60}
         (item,) = (await gateway.post(PATH, body)).json()["output"]
         assert (item["name"], item["namespace"]) == ("spawn", "agents")
-    chosen = {"type": "custom", "name": "apply_patch"}
+    chosen = {"type": "custom", "name": "say"}
     body = {"input": "a", "tools": TOOLS, "tool_choice": chosen, "max_output_tokens": 60}
     (item,) = (await gateway.post(PATH, body)).json()["output"]
     assert item["type"] == "custom_tool_call"

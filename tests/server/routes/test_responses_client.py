@@ -1,5 +1,6 @@
 """OpenAI's own Python client for `/v1/responses`, sync and async, against a loopback port."""
 
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from openai.types.responses import (
     ResponseCreatedEvent,
     ResponseIncompleteEvent,
     ResponseInputMessageItem,
+    ResponseQueuedEvent,
     ResponseTextDeltaEvent,
 )
 
@@ -129,3 +131,72 @@ async def test_the_async_client(served: ThreadedServer) -> None:
         items = [item async for item in client.responses.input_items.list(whole.id)]
         assert len(items) == 1
         await client.responses.delete(whole.id)
+
+
+def test_a_response_in_the_background_is_polled(client: openai.OpenAI) -> None:
+    response = client.responses.create(**SHORT, background=True)
+    assert response.background
+    while response.status in ("queued", "in_progress"):
+        time.sleep(0.01)
+        response = client.responses.retrieve(response.id)
+    assert response.status == "incomplete"
+    assert response.output_text == client.responses.create(**SHORT).output_text
+
+
+def test_a_stream_in_the_background_is_resumed(client: openai.OpenAI) -> None:
+    with client.responses.create(**ASKED, background=True, stream=True) as stream:
+        first, second, third = (next(stream) for _ in range(3))
+    assert isinstance(first, ResponseCreatedEvent)
+    assert isinstance(second, ResponseQueuedEvent)
+    assert first.response.status == second.response.status == "queued"
+    with client.responses.retrieve(
+        first.response.id, stream=True, starting_after=third.sequence_number
+    ) as rest:
+        events = list(rest)
+    assert [event.sequence_number for event in events[:2]] == [3, 4]
+    assert isinstance(events[-1], ResponseCompletedEvent)
+    with client.responses.stream(response_id=first.response.id) as helper:
+        assert helper.get_final_response().output_text == events[-1].response.output_text
+
+
+def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI) -> None:
+    response = client.responses.create(**ASKED, background=True, extra_body={"ignore_eos": True})
+    cancelled = client.responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    assert (
+        client.responses.cancel(response.id) == cancelled == client.responses.retrieve(response.id)
+    )
+
+
+def test_the_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
+    counted = client.responses.input_tokens.count(model=MODEL, input="Write a function.")
+    usage = client.responses.create(**SHORT).usage
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens
+
+
+def test_a_conversation_is_continued_and_its_items_listed(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create(
+        items=[{"type": "message", "role": "user", "content": "One."}], metadata={"topic": "a"}
+    )
+    first = client.responses.create(**SHORT, conversation=conversation.id)
+    assert first.conversation is not None
+    assert first.conversation.id == conversation.id
+    second = client.responses.create(**SHORT, conversation={"id": conversation.id})
+    items = list(client.conversations.items.list(conversation.id, order="asc", limit=2))
+    assert [item.type for item in items] == ["message"] * 5
+    assert items[-1].id == second.output[0].id
+    item_id = items[0].id
+    assert item_id is not None
+    client.conversations.items.delete(item_id, conversation_id=conversation.id)
+    added = client.conversations.items.create(
+        conversation.id, items=[{"role": "user", "content": "More."}]
+    )
+    item_id = added.data[0].id
+    assert item_id is not None
+    read = client.conversations.items.retrieve(item_id, conversation_id=conversation.id)
+    assert read == added.data[0]
+    assert client.conversations.update(conversation.id, metadata={"b": "c"}).metadata == {"b": "c"}
+    assert client.conversations.delete(conversation.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.retrieve(conversation.id)

@@ -177,10 +177,11 @@ async def test_a_conversation_reads_neither_formats_nor_log_probabilities(gatewa
     first = await respond(gateway, "One.", text=form, **logprobs)
     store = gateway.runtime.responses
     (shelf,) = store._shelves.values()
-    stored = shelf.responses[first["id"]]
+    stored = store.find(first["id"], "")
+    assert stored is not None
     assert len(stored.body) > 40_000
     assert len(stored.items) + len(stored.output) < 1000
-    shelf.responses[first["id"]] = replace(stored, body=b"not read")
+    shelf.entries[first["id"]] = replace(stored, body=b"not read")
     second = await respond(gateway, "Two.", previous_response_id=first["id"])
     path = f"{PATH}/{second['id']}/input_items"
     [*_, question] = (await gateway.client.get(path, params={"order": "asc"})).json()["data"]
@@ -213,7 +214,7 @@ async def test_a_deleted_response_is_gone_and_not_continued(gateway: Gateway) ->
     assert (await gateway.client.get(f"{PATH}/{second['id']}")).json() == second
 
 
-async def test_cancel_is_refused_because_nothing_runs_in_the_background(gateway: Gateway) -> None:
+async def test_only_a_response_in_the_background_can_be_cancelled(gateway: Gateway) -> None:
     whole = await respond(gateway, "Hello")
     error = await refused(gateway, "POST", f"{PATH}/{whole['id']}/cancel", 400)
     assert error["param"] == "response_id"

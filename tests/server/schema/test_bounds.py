@@ -55,7 +55,8 @@ async def test_a_chat_has_as_many_messages_as_at_openai(gateway: Gateway) -> Non
         response = await gateway.post("/v1/chat/completions", body)
         error = response.json()["error"]
         assert (response.status_code, error["param"], error["code"]) == (400, "messages", code)
-    assert str(MAX_MESSAGES) in error["message"]
+    count, maximum = MAX_MESSAGES + 1, MAX_MESSAGES
+    assert error["message"] == f"messages: has {count:,} entries; the maximum is {maximum:,}"
 
 
 def test_the_parts_and_calls_of_all_messages_are_bounded_together() -> None:
@@ -196,3 +197,18 @@ async def test_a_long_const_is_refused_by_its_field(gateway: Gateway, tools: boo
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, field)
     assert "20,001 characters in a text of const; the maximum is 20,000" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"choice": ["a"] * 5000}}, "structured_outputs.choice"),
+        ({"guided_choice": ["a"] * 5000}, "guided_choice"),
+    ],
+)
+async def test_too_many_choices_are_counted_in_the_message(
+    gateway: Gateway, fields: dict[str, Any], param: str
+) -> None:
+    error = (await gateway.complete(**fields)).json()["error"]
+    assert error["param"] == param
+    assert error["message"] == f"{param}: has 5,000 entries; the maximum is 2,000"

@@ -94,6 +94,40 @@ async def beside(model: ChatOpenAI) -> dict[str, Any]:
     }
 
 
+def drafts(counts: Any, drafted: str, accepted: str) -> list[int] | None:
+    """The drafted and the accepted tokens of a usage or of headers."""
+    if not counts or drafted not in counts:
+        return None
+    return [int(counts[drafted]), int(counts[accepted])]
+
+
+async def figures(model: ChatOpenAI) -> dict[str, Any]:
+    """The acceptance figures, where the client keeps them."""
+    asked = model.model_copy(
+        update={
+            "extra_body": {"spec_decode": {"proposer": "ngram"}},
+            "include_response_headers": True,
+            "stream_usage": True,
+            "max_tokens": None,
+        }
+    )
+    streamed = None
+    for chunk in asked.stream("word"):
+        streamed = chunk if streamed is None else streamed + chunk
+    told = {}
+    for name, message in (("whole", asked.invoke("word")), ("streamed", streamed)):
+        metadata = message.response_metadata
+        details = metadata.get("token_usage", {}).get("completion_tokens_details")
+        headers = metadata["headers"]
+        told[name] = {
+            "usage": drafts(details, "num_draft_tokens", "num_accepted_draft_tokens"),
+            "headers": drafts(
+                headers, "x-specgate-draft-tokens", "x-specgate-accepted-draft-tokens"
+            ),
+        }
+    return told
+
+
 async def main() -> None:
     url, part = sys.argv[1:]
     told = {}
@@ -107,7 +141,13 @@ async def main() -> None:
             temperature=0,
             use_responses_api=api == "responses",
         )
-        parts = {"forced": forced, "json_mode": json_mode, "chosen": chosen, "beside": beside}
+        parts = {
+            "forced": forced,
+            "json_mode": json_mode,
+            "chosen": chosen,
+            "beside": beside,
+            "figures": figures,
+        }
         told[api] = await parts[part](model)
     print(json.dumps(told))
 

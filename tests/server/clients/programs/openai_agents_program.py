@@ -5,10 +5,12 @@ import json
 import sys
 from typing import Any, Literal
 
+import httpx2
 from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
     Runner,
     SQLiteSession,
     function_tool,
@@ -89,6 +91,21 @@ async def chosen(model: Any) -> dict[str, Any]:
     }
 
 
+async def conversation(model: Any) -> dict[str, Any]:
+    """Runs that a conversation of the server joins: by its id, and as a session."""
+    client = AsyncOpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
+    agent = Agent(name="a", instructions="Help.", tools=[now], model=model)
+    name = (await client.conversations.create()).id
+    for text in ("What time is it?", "Thanks."):
+        await Runner.run(agent, text, conversation_id=name)
+    items = await client.conversations.items.list(name, order="asc")
+    session = OpenAIConversationsSession()
+    for text in ("What time is it?", "Thanks."):
+        await Runner.run(agent, text, session=session)
+    types = [item["type"] for item in await session.get_items()]
+    return {"joined": [item.type for item in items.data], "session": types}
+
+
 async def beside(model: Any) -> dict[str, Any]:
     """A tool, and an output in a format, whole and streamed."""
     agent = Agent(
@@ -108,14 +125,55 @@ async def beside(model: Any) -> dict[str, Any]:
     }
 
 
+class Headers:
+    """Keeps the acceptance figures of the headers of the last answer."""
+
+    last: list[int] | None = None
+
+    async def note(self, response: httpx2.Response) -> None:
+        """A hook of an HTTP client."""
+        names = ("x-specgate-draft-tokens", "x-specgate-accepted-draft-tokens")
+        found = [int(response.headers[name]) for name in names if name in response.headers]
+        self.last = found or None
+
+
+HEADERS = Headers()
+
+
+async def figures(model: Any) -> dict[str, Any]:
+    """The acceptance figures, where the client keeps them."""
+    settings = ModelSettings(
+        temperature=0, include_usage=True, extra_body={"spec_decode": {"proposer": "ngram"}}
+    )
+    agent = Agent(name="a", model=model, model_settings=settings)
+    told = {}
+    for name in ("whole", "streamed"):
+        if name == "whole":
+            run: Any = await Runner.run(agent, "word")
+        else:
+            run = Runner.run_streamed(agent, "word")
+            async for _ in run.stream_events():
+                pass
+        details = run.raw_responses[0].usage.output_tokens_details.model_dump()
+        names = ("num_draft_tokens", "num_accepted_draft_tokens")
+        counts = [details[name] for name in names if name in details]
+        told[name] = {"usage": counts or None, "headers": HEADERS.last}
+    return told
+
+
 async def main() -> None:
     url, part = sys.argv[1:]
-    client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+    http_client = httpx2.AsyncClient(event_hooks={"response": [HEADERS.note]})
+    client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http_client)
     set_tracing_disabled(True)
     set_default_openai_client(client)
-    asked = {"forced": forced, "chosen": chosen, "beside": beside}[part]
+    parts = {"forced": forced, "chosen": chosen, "beside": beside, "figures": figures}
+    parts["conversation"] = conversation
+    asked = parts[part]
     # A name is the default model class.
     models = {"default": MODEL, "chat": OpenAIChatCompletionsModel(MODEL, client)}
+    if part == "conversation":
+        del models["chat"]
     print(json.dumps({name: await asked(model) for name, model in models.items()}))
 
 

@@ -5,6 +5,7 @@ import json
 import sys
 from typing import Annotated, Any, Literal
 
+import httpx2
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelSettings, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -85,14 +86,49 @@ async def beside(model: Any, settings: ModelSettings) -> dict[str, Any]:
     }
 
 
+class Headers:
+    """Keeps the acceptance figures of the headers of the last answer."""
+
+    last: list[int] | None = None
+
+    async def note(self, response: httpx2.Response) -> None:
+        """A hook of an HTTP client."""
+        names = ("x-specgate-draft-tokens", "x-specgate-accepted-draft-tokens")
+        found = [int(response.headers[name]) for name in names if name in response.headers]
+        self.last = found or None
+
+
+HEADERS = Headers()
+
+
+async def figures(model: Any, settings: ModelSettings) -> dict[str, Any]:
+    """The acceptance figures, where the client keeps them."""
+    more = ModelSettings(temperature=0, extra_body={"spec_decode": {"proposer": "ngram"}})
+    agent = Agent(model, model_settings=more)
+    told = {}
+    for name in ("whole", "streamed"):
+        if name == "whole":
+            turn: Any = await agent.run("word")
+        else:
+            async with agent.run_stream("word") as turn:
+                await turn.get_output()
+        details = turn.usage.details
+        names = ("num_draft_tokens", "num_accepted_draft_tokens")
+        counts = [details[name] for name in names if name in details]
+        told[name] = {"usage": counts or None, "headers": HEADERS.last}
+    return told
+
+
 async def main() -> None:
     url, part = sys.argv[1:]
-    provider = OpenAIProvider(base_url=url, api_key="none")
+    http_client = httpx2.AsyncClient(event_hooks={"response": [HEADERS.note]})
+    provider = OpenAIProvider(base_url=url, api_key="none", http_client=http_client)
     settings = ModelSettings(max_tokens=200, temperature=0, seed=1, parallel_tool_calls=False)
     told = {}
     for model in (OpenAIChatModel, OpenAIResponsesModel):
         made = model("specgate-demo", provider=provider)
-        asked = {"forced": forced, "chosen": chosen, "beside": beside}[part]
+        parts = {"forced": forced, "chosen": chosen, "beside": beside, "figures": figures}
+        asked = parts[part]
         told[model.__name__] = await asked(made, settings)
     print(json.dumps(told))
 

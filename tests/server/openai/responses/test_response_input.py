@@ -174,11 +174,11 @@ def test_an_error_of_a_message_names_the_item_that_it_comes_from() -> None:
         Turn({"role": "assistant", "content": None, "tool_calls": [call]}, "input.3"),
     ]
     with pytest.raises(InvalidField, match=r"^input\.3: has more than 100 levels") as refused:
-        with_messages(chat_of(request()), "be brief", turns)
+        with_messages(chat_of(request()).prompt, "be brief", turns)
     assert refused.value.param == "input.3"
     with pytest.raises(InvalidField) as refused:
-        with_messages(chat_of(request()), None, turns[:1] * 3000)
+        with_messages(chat_of(request()).prompt, None, turns[:1] * 3000)
     assert refused.value.param == "input"
-    chat = with_messages(chat_of(request()), "be brief", turns[:1])
-    assert list(chat.prompt.message_names) == ["instructions", "previous_response_id"]
-    assert [message.role for message in chat.prompt.messages] == ["system", "user"]
+    prompt = with_messages(chat_of(request()).prompt, "be brief", turns[:1])
+    assert list(prompt.message_names) == ["instructions", "previous_response_id"]
+    assert [message.role for message in prompt.messages] == ["system", "user"]

@@ -1,9 +1,11 @@
 """The limits of the store, and chains of responses in it."""
 
 import random
+from collections.abc import AsyncGenerator
 
 import pytest
 
+from server.errors import ApiError, Overloaded
 from server.openai.responses.store import (
     OVERHEAD_BYTES,
     BrokenChain,
@@ -21,7 +23,8 @@ def stored(
 
 
 def everything(store: ResponseStore) -> dict[str, StoredResponse]:
-    return {k: v for shelf in store._shelves.values() for k, v in shelf.responses.items()}
+    entries = {k: v for shelf in store._shelves.values() for k, v in shelf.entries.items()}
+    return {k: v for k, v in entries.items() if isinstance(v, StoredResponse)}
 
 
 def ids(store: ResponseStore, *names: str) -> str:
@@ -155,3 +158,59 @@ def test_whatever_many_owners_store_no_chain_breaks_and_the_limits_hold(seed: in
             store.chain(response)
         assert len(store) == len(found) <= 12
         assert store.num_bytes == sum(each.num_bytes for each in found.values()) <= 15_000
+
+
+class Running:
+    """A response that runs, with events of a size that its test sets."""
+
+    def __init__(self, name: str, owner: str) -> None:
+        self.id, self.owner, self.num_event_bytes = name, owner, 0
+
+    def snapshot(self) -> StoredResponse:
+        return stored(self.id, owner=self.owner)
+
+    def drop_events(self) -> None:
+        self.num_event_bytes = 0
+
+    async def follow(self, number: int) -> AsyncGenerator[bytes, None]:
+        raise NotImplementedError
+        yield b""
+
+    async def stop(self, reason: ApiError | None) -> StoredResponse:
+        raise NotImplementedError
+
+
+def test_the_events_of_those_that_run_drop_stored_ones_then_the_most_events() -> None:
+    store = ResponseStore(10, 10_000)
+    store.add(stored("small", owner="b", size=100))
+    store.add(stored("old", owner="a", size=100))
+    first, second = Running("first", "a"), Running("second", "a")
+    for running in (first, second):
+        store.begin(running)
+    store.grow(first, 4000)
+    store.grow(second, 5000)
+    # 9,000 bytes of events and two stored ones are too much: the owner of most loses a stored one.
+    assert store.find("old", "a") is None
+    assert (first.num_event_bytes, second.num_event_bytes) == (4000, 5000)
+    store.grow(second, 1000)
+    assert (first.num_event_bytes, second.num_event_bytes) == (4000, 0)
+    assert store.find("small", "b") is not None
+    store.end(first)
+    store.end(second)
+    small = store.find("small", "b")
+    assert small is not None
+    assert (store.num_bytes, store.num_running) == (small.num_bytes, 0)
+
+
+def test_as_many_run_as_can_be_stored() -> None:
+    store = ResponseStore(2, 10_000)
+    for name in ("one", "two"):
+        store.begin(Running(name, "a"))
+    with pytest.raises(Overloaded, match="--max-stored-responses"):
+        store.begin(Running("three", "b"))
+    running = store.running("one", "a")
+    assert running is not None
+    assert store.running("one", "b") is None
+    assert [each.id for each in store.all_running()] == ["one", "two"]
+    store.end(running)
+    store.begin(Running("three", "b"))
