@@ -125,7 +125,7 @@ def tokenizer_of(kind: ParserKind) -> Any:
 def loaded(kind: ParserKind, monkeypatch: Any) -> VllmParsers:
     """The parser alone, as a server has it."""
     tokenizer = tokenizer_of(kind)
-    monkeypatch.setattr(module, "_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr(module, "load_tokenizer", lambda config: tokenizer)
     parsers = VllmParsers(EngineConfig(TARGET, "demo", **{kind.setting: kind.name}))  # type: ignore[arg-type]
     parsers.load()
     return parsers

@@ -67,7 +67,7 @@ def tokenizer() -> Any:
 @pytest.fixture
 def of(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the parsing of a request for a parser."""
-    monkeypatch.setattr(module, "_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr(module, "load_tokenizer", lambda config: tokenizer)
 
     def make(name: str, **arguments: Any) -> VllmParsing:
         config = EngineConfig(TARGET, "demo", tool_call_parser=name, arguments=arguments)

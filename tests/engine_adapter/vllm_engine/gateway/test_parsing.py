@@ -46,7 +46,7 @@ def thinking() -> Any:
 
 @pytest.fixture
 def both(thinking: Any, monkeypatch: pytest.MonkeyPatch) -> VllmParsers:
-    monkeypatch.setattr(module, "_tokenizer", lambda config: thinking)
+    monkeypatch.setattr(module, "load_tokenizer", lambda config: thinking)
     return loaded(tool_call_parser="hermes", reasoning_parser="deepseek_r1")
 
 
@@ -119,7 +119,7 @@ def test_special_marks_of_reasoning_stay_in_the_text(
     ordinary: Any = AutoTokenizer.from_pretrained(TARGET)
     ordinary.add_tokens(["<think>", "</think>"])
     for tokenizer, needed in ((thinking, True), (ordinary, False)):
-        monkeypatch.setattr(module, "_tokenizer", lambda config, made=tokenizer: made)
+        monkeypatch.setattr(module, "load_tokenizer", lambda config, made=tokenizer: made)
         parsers = loaded(reasoning_parser="deepseek_r1")
         made = parsers.parsing(ParsingRequest((5,)), None)
         assert made is not None
