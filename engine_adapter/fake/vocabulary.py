@@ -8,9 +8,10 @@ from typing import Any
 from engine_adapter.fake.options import FakeOptions
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.errors import EngineConfigError
-from engine_adapter.seam.types import EngineInfo
+from engine_adapter.seam.types import EngineInfo, ParserChoice
 
 _DEFAULT_CONTEXT = 2048
+_PARSER_REASON = "the fake engine has one form of texts"
 _CHARACTERS = ("é", "ß", "→", "漢", "語", "🙂")
 
 
@@ -85,4 +86,6 @@ def describe(
         max_logprobs=options.max_logprobs,
         max_speculative_tokens=capacity,
         proposers=(),
+        tool_call_parser=ParserChoice(config.tool_call_parser, _PARSER_REASON),
+        reasoning_parser=ParserChoice(config.reasoning_parser, _PARSER_REASON),
     )

@@ -79,7 +79,7 @@ def _check_input(runtime: Runtime, body: GenerationBody, chat: ChatInput) -> Non
     """Raises `InvalidField` for what this server or its engine does not allow."""
     if chat.ignored and runtime.settings.strict_fields:
         raise without_effect(chat.ignored[0])
-    check_tool_use(runtime.settings, body, chat)
+    check_tool_use(runtime.info, body, chat)
     check_enforced(runtime.settings, chat.constraint)
     check_logprobs(runtime.info, chat.num_top_logprobs, "top_logprobs")
     check_logprobs(runtime.info, body.prompt_logprobs, "prompt_logprobs")

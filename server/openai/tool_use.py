@@ -12,7 +12,7 @@ from engine_adapter.seam.parsing import (
     Parsing,
     ParsingRequest,
 )
-from engine_adapter.seam.types import SamplingOptions
+from engine_adapter.seam.types import EngineInfo, SamplingOptions
 from server.errors import InvalidField
 from server.openai.chat_input import ChatInput
 from server.openai.function_tools import FunctionTools
@@ -21,7 +21,6 @@ from server.openai.readers import AnswerOrCallsReader, NamedReader, ParsedReader
 from server.schema.generation_body import GenerationBody
 from server.schema.structured import constraint_field
 from server.schema.tools import NamedTool
-from server.settings import Settings
 from server.state import Runtime
 from server.telemetry.metrics import Metrics
 from server.telemetry.repeated_warning import RepeatedWarning
@@ -29,15 +28,16 @@ from server.telemetry.repeated_warning import RepeatedWarning
 _failures = RepeatedWarning("parser_failed")
 
 
-def check_tool_use(settings: Settings, body: GenerationBody, chat: ChatInput) -> None:
-    """Raises `InvalidField` for tools or hidden reasoning that the server is not set up for."""
-    if chat.tools.choice == "auto" and not settings.enable_auto_tool_choice:
+def check_tool_use(info: EngineInfo, body: GenerationBody, chat: ChatInput) -> None:
+    """Raises `InvalidField` for tools or hidden reasoning that the server has no parser for."""
+    if chat.tools.choice == "auto" and info.tool_call_parser.name is None:
         message = (
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be '
-            "set; tool_choice 'required', a named tool and 'none' do not."
+            "tool_choice 'auto' needs a parser of this model's calls, and there is none: "
+            f"{info.tool_call_parser.reason}. --tool-call-parser names one; tool_choice "
+            "'required', a named tool and 'none' need none."
         )
         raise InvalidField("tool_choice", message)
-    if not chat.shows_reasoning and settings.reasoning_parser:
+    if not chat.shows_reasoning and info.reasoning_parser.name is not None:
         revealing_fields = {
             chat.names.logprobs: chat.num_top_logprobs is not None,
             "return_token_ids": body.return_token_ids,

@@ -5,9 +5,9 @@ prompt, `parser_families` says which parser such a text may have, and that parse
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 from engine_adapter.seam.message_parts import AssistantMessage
@@ -102,7 +102,7 @@ class Template:
             function = {"name": EXAMPLE_NAME, "arguments": EXAMPLE_ARGUMENTS}
             call = {"id": call_id, "type": "function", "function": function}
             try:
-                written = self._render(
+                message_text = self._render(
                     [_user(), {"role": "assistant", "content": "", "tool_calls": [call]}],
                     tools=[PROBE_TOOL],
                 )
@@ -110,9 +110,9 @@ class Template:
             except Exception as error:  # a template can raise anything
                 fault = error
                 continue
-            written = _difference(written, answer)
-            if EXAMPLE_NAME in written and str(EXAMPLE_ARGUMENTS["city"]) in written:
-                return written
+            message_text = _difference(message_text, answer)
+            if EXAMPLE_NAME in message_text and str(EXAMPLE_ARGUMENTS["city"]) in message_text:
+                return message_text
         if fault is not None:
             raise fault
         return ""
@@ -123,7 +123,7 @@ class Template:
         return marks[0] in answer.rpartition(_QUESTION)[2]
 
 
-def choose_calls(template: Template, architectures: Sequence[str], read: Read) -> ParserChoice:
+def choose_calls(template: Template, architectures: Sequence[str], reader: Read) -> ParserChoice:
     """The parser of a model's calls, and why it is that one."""
     try:
         call, prompt = template.call(), template.prompt(tools=[PROBE_TOOL])
@@ -135,7 +135,7 @@ def choose_calls(template: Template, architectures: Sequence[str], read: Read) -
         if name is None or not (text and family.fits(architectures)):
             continue
         probe = Probe(text, prompt, has_call=True)
-        faults[name] = _fault(read, family, [(probe, _is_probe_call)])
+        faults[name] = _fault(reader, family, [(probe, _is_probe_call)])
         if faults[name] is None:
             verb = "writes" if call else "asks for"
             return ParserChoice(name, f"the chat template {verb} calls like {family.name}")
@@ -145,7 +145,9 @@ def choose_calls(template: Template, architectures: Sequence[str], read: Read) -
     return ParserChoice(None, f"the chat template writes {form}")
 
 
-def choose_reasoning(template: Template, architectures: Sequence[str], read: Read) -> ParserChoice:
+def choose_reasoning(
+    template: Template, architectures: Sequence[str], reader: Read
+) -> ParserChoice:
     """The parser of a model's reasoning, and why it is that one.
 
     It must read what the model writes after each prompt: with reasoning open, with reasoning
@@ -172,7 +174,7 @@ def choose_reasoning(template: Template, architectures: Sequence[str], read: Rea
         if not any(is_right is _has_plan for _, is_right in tests):
             continue
         name = str(family.reasoning_parser)
-        faults[name] = _fault(read, family, tests)
+        faults[name] = _fault(reader, family, tests)
         if faults[name] is None:
             return ParserChoice(name, f"the chat template marks reasoning with {family.marks[0]}")
     if faults:
@@ -184,11 +186,11 @@ Test = tuple["Probe", Callable[[AssistantMessage], bool]]
 """A text, and whether a message is what the text says."""
 
 
-def _fault(read: Read, family: Family, tests: Sequence[Test]) -> str | None:
+def _fault(reader: Read, family: Family, tests: Sequence[Test]) -> str | None:
     """Why the family's parser cannot be used; `None` if it reads all texts right."""
     try:
         for probe, is_right in tests:
-            if not all(map(is_right, read(family, probe))):
+            if not all(map(is_right, reader(family, probe))):
                 return f"it does not read {probe.text!r}"
     except CannotRead as error:
         return str(error)
@@ -240,7 +242,7 @@ def _has_no_plan(message: AssistantMessage) -> bool:
 
 
 def _is_probe_call(message: AssistantMessage) -> bool:
-    if [call.name for call in message.calls] != [EXAMPLE_NAME]:
+    if message.text.strip() or [call.name for call in message.calls] != [EXAMPLE_NAME]:
         return False
     try:
         return bool(json.loads(message.calls[0].arguments) == EXAMPLE_ARGUMENTS)
@@ -248,14 +250,15 @@ def _is_probe_call(message: AssistantMessage) -> bool:
         return False
 
 
-def _difference(written: str, answer: str) -> str:
-    """What `written` has where `answer` has the text of an answer; a cut mark is in it whole."""
-    begin = len(os.path.commonprefix([written, answer]))
-    mark = written.rfind("<", 0, begin)
-    if mark > written.rfind(">", 0, begin):
+def _difference(message_text: str, answer: str) -> str:
+    """What a message has where `answer` has its text; a mark that the cut divides is in it."""
+    pairs = zip(message_text, answer, strict=False)
+    begin = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    mark = message_text.rfind("<", 0, begin)
+    if mark > message_text.rfind(">", 0, begin):
         begin = mark
     end = answer.rpartition(_ANSWER)[2]
-    return written[begin:].removesuffix(end)
+    return message_text[begin:].removesuffix(end)
 
 
 def _user() -> dict[str, Any]:

@@ -66,19 +66,11 @@ _PLAMO: Marks = ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>")
 
 FAMILIES: tuple[Family, ...] = (
     Family("gpt-oss", r"<\|channel\|>commentary", "openai", "openai_gptoss", _CHANNEL),
-    Family("DeepSeek V3.2", "<｜DSML｜function_calls>", "deepseek_v32", "deepseek_v3"),
-    Family(
-        "DeepSeek V4.1",
-        "<｜DSML｜tool_calls>",
-        "deepseek_v41",
-        "deepseek_v41",
-        architectures=("DeepseekV41",),
-    ),
-    Family("DeepSeek V4", "<｜DSML｜tool_calls>", "deepseek_v4", "deepseek_v4"),
-    Family(
-        "DeepSeek V3 and R1", r"<｜tool▁sep｜>[^{]*\n```json", "deepseek_v3", "deepseek_r1"
-    ),
-    Family("DeepSeek V3.1", r"<｜tool▁sep｜>\s*\{", "deepseek_v31", "deepseek_v3"),
+    Family("DeepSeek V3.2", "DSML.function_calls>", "deepseek_v32", "deepseek_v3"),
+    Family("DeepSeek V4.1", "DSML. calls>", "deepseek_v41", "deepseek_v41"),
+    Family("DeepSeek V4", "DSML.tool_calls>", "deepseek_v4", "deepseek_v4"),
+    Family("DeepSeek V3 and R1", r"tool▁sep.[^{]*\n```json", "deepseek_v3", "deepseek_r1"),
+    Family("DeepSeek V3.1", r"tool▁sep.>\s*\{", "deepseek_v31", "deepseek_v3"),
     Family(
         "Kimi K3",
         r"<\|open\|>call tool=",
@@ -89,15 +81,11 @@ FAMILIES: tuple[Family, ...] = (
     Family("Kimi K2", r"<\|tool_call_argument_begin\|>", "kimi_k2", "kimi_k2"),
     Family("Laguna", _KEYS_CALL, "poolside_v1", "poolside_v1", architectures=("Laguna",)),
     Family("Ling 3", _KEYS_CALL, "ling3", "ling3", architectures=("BailingMoeV3",)),
+    Family(
+        "Hunyuan 4", r"<tool_call[^>]*>[^<]*<arg_key", "hy_v4", "hy_v4", architectures=("HYV4",)
+    ),
     Family("GLM 4.5 and 4.6", r"<tool_call>[^<]*\n<arg_key>", "glm45", "glm45"),
     Family("GLM 4.7", r"<tool_call>[^<\n]*<arg_key>", "glm47", "glm47"),
-    Family(
-        "Hunyuan 4",
-        r"<tool_call[^>]*>.*<arg_key",
-        "hy_v4",
-        "hy_v4",
-        architectures=("HYV4",),
-    ),
     Family(
         "Hunyuan 3",
         r"<tool_sep:opensource>",
@@ -106,10 +94,19 @@ FAMILIES: tuple[Family, ...] = (
         ("<think:opensource>", "</think:opensource>"),
     ),
     Family("Hunyuan 3", r"<tool_sep>", "hy_v3", "hy_v3"),
-    Family("Hunyuan A13B", r"<tool_calls>\s*\[", "hunyuan_a13b", "hunyuan_a13b",
-        architectures=("HunYuan",)),
     Family(
-        "K2 Horizon", r"<ifm\|tool_call>", "k2_horizon", "k2_horizon", ("<ifm|think>", "</ifm|think>")
+        "Hunyuan A13B",
+        r"<tool_calls>\s*\[",
+        "hunyuan_a13b",
+        "hunyuan_a13b",
+        architectures=("HunYuan",),
+    ),
+    Family(
+        "K2 Horizon",
+        r"<ifm\|tool_call>",
+        "k2_horizon",
+        "k2_horizon",
+        ("<ifm|think>", "</ifm|think>"),
     ),
     Family(
         "MiniMax M3",
@@ -129,7 +126,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("Step 3", "<steptml:invoke", "step3", "step3"),
     Family("Step 5", _XML_CALL, "step5", "step5", architectures=("Step5",)),
     Family("Step 3.5", _XML_CALL, "step3p5", "step3p5", architectures=("Step3p",)),
-    Family("MiMo", _XML_CALL, "mimo", "mimo", architectures=("MiMo",)),
+    Family("MiMo", r"<parameter=\w+>[^\n]", "mimo", "mimo", architectures=("MiMo",)),
     Family("Nemotron 3", _XML_CALL, "qwen3_coder", "nemotron_v3", architectures=("NemotronH",)),
     Family(
         "Granite 4.2",
@@ -158,9 +155,7 @@ FAMILIES: tuple[Family, ...] = (
         ("<|content_thinking|>", "<|end_message|>"),
     ),
     Family("Beam", "", "beam", "beam", architectures=("Beam",)),
-    Family(
-        "Gemma 4", r"<\|tool_call>call:", "gemma4", "gemma4", ("<|channel>", "<channel|>")
-    ),
+    Family("Gemma 4", r"<\|tool_call>call:", "gemma4", "gemma4", ("<|channel>", "<channel|>")),
     Family("FunctionGemma", "<start_function_call>call:", "functiongemma"),
     Family("Apertus", r"<\|tools_prefix\|>", "apertus"),
     Family(
@@ -204,9 +199,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("Granite 4", _JSON_CALL, "granite4", architectures=("Granite",)),
     Family("Hermes, Qwen 2.5 and Qwen 3", _JSON_CALL, "hermes", "qwen3"),
     Family("xLAM", r'^\s*\[\{"name":.*"arguments":', "xlam"),
-    Family(
-        "Llama 4", r'^\s*\{"name":.*"parameters":', "llama4_json", architectures=("Llama4",)
-    ),
+    Family("Llama 4", r'^\s*\{"name":.*"parameters":', "llama4_json", architectures=("Llama4",)),
     Family("Llama 3", r'^\s*\{"name":.*"parameters":', "llama3_json"),
     Family("pythonic calls", r"^\s*\[\w+\(", "pythonic"),
     Family("Olmo 3", reasoning_parser="olmo3", architectures=("Olmo3",)),

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,9 +136,7 @@ def _template_text(config: EngineConfig) -> str | None:
         raise EngineConfigError("chat_template", f"{config.chat_template}: {error}") from error
 
 
-def _render(
-    tokenizer: Any, template: str | None, messages: Sequence[Any], **options: Any
-) -> str:
+def _render(tokenizer: Any, template: str | None, messages: Sequence[Any], **options: Any) -> str:
     return str(
         tokenizer.apply_chat_template(
             list(messages), chat_template=template, tokenize=False, **options

@@ -128,10 +128,11 @@ async def test_a_format_that_is_not_json_is_refused(
     assert "tool_choice" in error["message"]
 
 
-async def test_without_the_flags_it_is_the_400_of_a_choice(gateway: Gateway) -> None:
+async def test_without_a_parser_it_is_the_400_of_a_choice(start: StartGateway) -> None:
+    gateway = await start(tool_call_parser="none")
     response = await gateway.chat(tools=TOOLS, response_format=FORMAT)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
-    assert "--enable-auto-tool-choice" in response.json()["error"]["message"]
+    assert "--tool-call-parser" in response.json()["error"]["message"]
 
 
 @pytest.mark.usefixtures("inexpressible")
