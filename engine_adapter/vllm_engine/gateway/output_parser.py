@@ -242,7 +242,9 @@ def _reasons_by_itself(parser: Any) -> bool:
     reasoning, and vLLM then leaves the rest to the parser of calls. Without one, that is nobody.
     """
     reasoning = parser.reasoning_parser
-    return parser.tool_parser is None and reasoning is not None and reasoning.is_reasoning_end([])
+    if reasoning is None or parser.tool_parser is not None:
+        return False
+    return bool(reasoning.is_reasoning_end([]))
 
 
 def _missing(sent_text: str, whole_text: str) -> str | None:

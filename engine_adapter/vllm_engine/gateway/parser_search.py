@@ -113,7 +113,7 @@ class _Search:
             )
             streamed = assemble(self._stream(parsing.new_parser(), probe.text))
         except Exception as error:  # it may lack tokens, a package or the model's configuration
-            raise CannotRead(truncate(str(error))) from error
+            raise CannotRead(truncate(" ".join(str(error).split()))) from error
         # A call that is lost in a stream is found at its end; see `VllmParser`.
         return (message,) if probe.has_call else (message, streamed)
 

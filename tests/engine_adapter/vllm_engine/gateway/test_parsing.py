@@ -15,6 +15,8 @@ from engine_adapter.seam.types import Delta, FinishReason
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
+from tests.engine_adapter.vllm_engine.gateway import parser_texts
+from tests.engine_adapter.vllm_engine.gateway.parser_texts import ParserKind
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -170,3 +172,15 @@ def test_a_parser_that_cannot_work_is_refused_at_the_start(
 
 def test_without_parsers_nothing_is_loaded() -> None:
     assert not VllmParsers(EngineConfig(TARGET, "demo")).are_configured
+
+
+@pytest.mark.parametrize("text", ["<|channel>thought\nPlan.<channel|>Answer.", "Answer."])
+def test_a_stream_of_a_model_that_need_not_reason_is_read_without_tools(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """vLLM's parser alone would leave all marks in the stream."""
+    parsers = parser_texts.loaded(ParserKind("reasoning_parser", "gemma4"), monkeypatch)
+    parser = parser_texts.new_parser(parsers)
+    pieces = [piece for delta in parser_texts.deltas(parsers, text) for piece in parser.read(delta)]
+    message = assemble(pieces)
+    assert (message.reasoning, message.text) == ("Plan." if "Plan" in text else "", "Answer.")
