@@ -61,7 +61,7 @@ def call_begins(node: Node) -> tuple[str, ...]:
             return _all_begins(node["elements"])
         case "tags_with_separator" | "triggered_tags":
             return _all_begins(node["tags"])
-        case "plus":
+        case "plus" | "whole_calls":
             return call_begins(node["content"])
         case other:
             raise _inexpressible(other)
@@ -98,6 +98,10 @@ class _Writer:
 
     def text_with_calls(self, node: Node) -> str:
         """Any text, with calls where one of their triggers begins them."""
+        if node["type"] == "whole_calls":
+            begins = [begin for begin in call_begins(node) if not self._special.match(begin)]
+            letters = re.escape("".join({begin[0] for begin in begins}))
+            return f"{self.calls(node)} | /([^{letters}](.|\\n)*)?/"
         if node["type"] != "triggered_tags":
             raise _inexpressible(node["type"])
         tags = [(_text(tag["begin"]), tag) for tag in node["tags"]]
@@ -120,6 +124,8 @@ class _Writer:
         """
         if node["type"] == "triggered_tags":
             return _one_of([self.calls(tag) for tag in node["tags"]])
+        if node["type"] == "whole_calls":
+            return self._expression(node["content"])
         return self._expression(node)
 
     def json(self, schema: Any) -> str:
@@ -151,7 +157,7 @@ class _Writer:
 
     def _tag(self, node: Node, begin: Any) -> str:
         ends = node["end"] if isinstance(node["end"], list) else [node["end"]]
-        end = _one_of([self._literal(_text(end)) for end in ends])
+        end = _one_of([self._literal(_text(end)) or '""' for end in ends])
         content = node["content"]
         if content.get("style") == "qwen_xml" and not _text(node["begin"]).endswith("\n"):
             content = {**content, "style": "compact_xml"}  # MiMo's calls have no lines

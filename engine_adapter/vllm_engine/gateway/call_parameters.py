@@ -5,6 +5,7 @@ JSON. vLLM's parsers turn it into the type that the tool's schema has, so a gram
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ class ParameterStyle:
         begin: the text before the value; `{name}` is the argument's, `{is_text}` true or false.
         end: the text after the value.
         between: the text between two arguments.
-        marks: matches what no text may have, because a parser would take it for a mark.
+        marks: matches what no text may have, because a parser would take it for a mark; empty:
+            texts are JSON too.
     """
 
     begin: str
@@ -52,6 +54,7 @@ STYLES: Mapping[str, ParameterStyle] = {
     "deepseek_v4_1_xml": ParameterStyle(
         _DSML.format(space=" "), _DSML_END.format(space=" "), "", "DSML"
     ),
+    "python": ParameterStyle("{name}=", "", ", ", ""),
 }
 """Style of a structural tag -> how it writes an argument."""
 
@@ -60,7 +63,9 @@ _OBJECT_KEYWORDS = {
     *("$defs", "definitions", "$schema", "$id", "title", "description", "default", "examples"),
 }
 _NOTES = {"title", "description", "default", "examples", "deprecated"}
-_ANY_NAME = "[a-zA-Z_][a-zA-Z0-9_.-]*"
+_NAME = re.compile(r"[\w.-]+")
+_PYTHON_NAME = re.compile(r"[a-zA-Z]\w*", re.ASCII)
+_ANY_NAME = "[a-zA-Z][a-zA-Z0-9_]{0,62}"
 
 
 class ParameterWriter:
@@ -107,60 +112,67 @@ class ParameterWriter:
             return "" if schema.get("additionalProperties") is False else self._any_arguments()
         # From the last to the first: what follows after no argument, and after some.
         after_none = after_some = self._rule("arguments", '""')
-        for name, value in reversed(properties.items()):
+        for name, value in reversed(list(properties.items())):
             is_optional = name not in required
             resolved = _resolved(value, schema)
             after_none, after_some = (
                 self._rule(
                     "arguments",
-                    f"{self._argument(name, resolved, schema, before)} {after_some}"
+                    f"{self._argument(name, resolved, schema, separator)} {after_some}"
                     + (f" | {otherwise}" if is_optional else ""),
                 )
-                for before, otherwise in (("", after_none), (self._style.between, after_some))
+                for separator, otherwise in (("", after_none), (self._style.between, after_some))
             )
         return after_none
 
-    def _argument(self, name: str, value: Any, whole: Schema, before: str) -> str:
-        texts = _texts(value)
-        is_text = texts is not None or _may_be_text(value)
-        begin = before + self._style.begin.format(name=name, is_text=json.dumps(is_text))
+    def _argument(self, name: str, value: Any, tool_schema: Schema, separator: str) -> str:
+        style = self._style
+        if (_NAME if style.marks else _PYTHON_NAME).fullmatch(name) is None:
+            raise _unheld(f"the property {name!r}")
+        texts = _texts(value) if style.marks else None
+        is_text = texts is not None or (bool(style.marks) and _may_be_text(value))
+        begin = separator + style.begin.format(name=name, is_text=json.dumps(is_text))
         if texts is not None:
-            held = " | ".join(self._literal(begin + text + self._style.end) for text in texts)
-            return f"({held})"
+            return f"({' | '.join(self._literal(begin + text + style.end) for text in texts)})"
         if is_text:
             return f"{self._literal(begin)} {self._text()}"
-        definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        definitions = {
+            key: tool_schema[key] for key in ("$defs", "definitions") if key in tool_schema
+        }
         json_value = self._json_value({**definitions, **value})
-        return f"{self._literal(begin)} {json_value} {self._literal(self._style.end)}"
+        return f"{self._literal(begin)} {json_value} {self._literal(style.end)}".rstrip()
 
     def _any_arguments(self) -> str:
         style = self._style
+        if not style.marks:
+            name, any_value = self._rule("NAME", f"/{_ANY_NAME}/"), self._json_value({})
+            return f'({name} "=" {any_value} (", " {name} "=" {any_value})*)?'
         parts = style.begin.format(name="\0", is_text="true").split("\0")
         name = self._rule("NAME", f"/{_ANY_NAME}/")
         begin = f"{self._literal(parts[0])} {name} {self._literal(parts[1])}"
-        one = f"{begin} {self._text()}"
+        argument = f"{begin} {self._text()}"
         more = f"{self._literal(style.between + parts[0])} {name} {self._literal(parts[1])}"
-        return f"({one} ({more} {self._text()})*)?"
+        return f"({argument} ({more} {self._text()})*)?"
 
     def _text(self) -> str:
         """A text without marks, and what ends it."""
         text = self._rule("TEXT", f"/(.|\\n)*/ & ~/(.|\\n)*{self._style.marks}(.|\\n)*/")
-        plain_end, rest = self._up_to_token(self._style.end)
+        plain_end, token_end = self._up_to_token(self._style.end)
         if plain_end:
             # One lexeme: the lexer cannot take back a text that has begun to eat its end.
             end = json.dumps(plain_end, ensure_ascii=False)
             text = self._rule("text", f"{text} {end}", "[lazy]")
-        return f"{text} {self._literal(rest)}" if rest else text
+        return f"{text} {self._literal(token_end)}" if token_end else text
 
 
-def _resolved(schema: Any, whole: Schema) -> Any:
+def _resolved(schema: Any, tool_schema: Schema) -> Any:
     """The schema that a reference within the tool's schema leads to. Raises `NoCallGrammar`."""
     if not isinstance(schema, Mapping):
         raise _unheld("a property without a schema")
     for _ in range(16):
         if "$ref" not in schema:
             return schema
-        target: Any = whole
+        target: Any = tool_schema
         for part in str(schema["$ref"]).removeprefix("#/").split("/"):
             target = target.get(part) if isinstance(target, Mapping) else None
         if not isinstance(target, Mapping) or schema.keys() - _NOTES != {"$ref"}:
@@ -186,7 +198,7 @@ def _may_be_text(schema: Schema) -> bool:
     keywords = schema.keys() - _NOTES
     branches = schema.get("anyOf") if keywords == {"anyOf"} else None
     if branches is not None:
-        kinds = [kind for branch in branches for kind in _kinds(branch)]
+        kinds: Sequence[str] = [kind for branch in branches for kind in _kinds(branch)]
         if "string" in kinds and any(branch.keys() - _NOTES != {"type"} for branch in branches):
             raise _unheld("anyOf")
     else:

@@ -151,7 +151,7 @@ def test_white_space_is_as_the_server_is_set(of: Any, tokenizer: Any) -> None:
     assert accepts(made, tokenizer, CALLS["hermes"][0].replace('{"x":"p"}', '{ "x": "p" }'))
 
 
-@pytest.mark.parametrize("name", ["pythonic", "granite", "qwen3_coder"])
+@pytest.mark.parametrize("name", ["pythonic", "functiongemma", "xlam"])
 def test_a_parser_whose_calls_no_grammar_expresses_is_named(of: Any, name: str) -> None:
     try:
         parsing = of(name)
