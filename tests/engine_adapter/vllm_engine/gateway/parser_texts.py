@@ -31,7 +31,7 @@ TOOLS = (
 WITHOUT_PACKAGE = {"cohere_command3", "cohere_command4"}
 """Parsers that need a package which is not installed."""
 
-WITHOUT_TEMPLATE = {"hf"}
+WITHOUT_TEMPLATE = {"hf", "beam"}
 """Parsers that read a tokenizer's `response_template`, which no tokenizer here has."""
 
 _MARK = re.compile(r"(?!.*\(\?)[<\[|\]{`][^\s\\^]{0,40}|\w+\[|</?\w+>?")
