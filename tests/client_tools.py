@@ -42,6 +42,17 @@ def node_tool(config: pytest.Config, package: str, command: str) -> Path:
     return made
 
 
+def source_archive(config: pytest.Config, requirement: str) -> Path:
+    """The source archive of a Python package. Skips the test if no registry has it."""
+    folder = config.cache.mkdir(requirement.replace("==", "-"))  # type: ignore[union-attr]
+    if not list(folder.glob("*.tar.gz")):
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+        only_sources = ["--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+        _install([*pip, *only_sources, requirement], folder)
+    (archive,) = folder.glob("*.tar.gz")
+    return archive
+
+
 def _install(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
     if done.returncode:

@@ -8,9 +8,9 @@ import math
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.config import AUTO_PARSER, EngineConfig
 from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.seam.message_parts import (
     AssistantMessage,
@@ -32,7 +32,18 @@ _TAG = re.compile("|".join(_TAGS))
 
 
 def checked(config: EngineConfig) -> EngineConfig:
-    """The configuration. Raises `EngineConfigError` for a parser that the fake engine lacks."""
+    """The configuration with the parsers' names.
+
+    Calls in scripted texts have one form, which no template decides. The words of the other texts
+    are no reasoning.
+
+    Raises:
+        EngineConfigError: the fake engine does not have a parser.
+    """
+    if config.tool_call_parser == AUTO_PARSER:
+        config = replace(config, tool_call_parser=TOOL_CALL_PARSERS[0])
+    if config.reasoning_parser == AUTO_PARSER:
+        config = replace(config, reasoning_parser=None)
     for setting, name, names in (
         ("tool_call_parser", config.tool_call_parser, TOOL_CALL_PARSERS),
         ("reasoning_parser", config.reasoning_parser, REASONING_PARSERS),

@@ -8,7 +8,7 @@ from typing import Any
 from engine_adapter.fake.options import FakeOptions
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.errors import EngineConfigError
-from engine_adapter.seam.types import EngineInfo
+from engine_adapter.seam.types import NO_PARSER, EngineInfo, ParserChoice
 
 _DEFAULT_CONTEXT = 2048
 _CHARACTERS = ("é", "ß", "→", "漢", "語", "🙂")
@@ -85,4 +85,10 @@ def describe(
         max_logprobs=options.max_logprobs,
         max_speculative_tokens=capacity,
         proposers=(),
+        tool_call_parser=_choice(config.tool_call_parser),
+        reasoning_parser=_choice(config.reasoning_parser),
     )
+
+
+def _choice(parser: str | None) -> ParserChoice:
+    return NO_PARSER if parser is None else ParserChoice(parser, "scripted texts have this form")

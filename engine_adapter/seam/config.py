@@ -24,6 +24,9 @@ RESERVED_ARGUMENTS = {
 }
 """Engine arguments that users cannot set because Specgate sets them, each with the reason."""
 
+AUTO_PARSER = "auto"
+"""The parser that the engine finds from the target."""
+
 DEFAULT_GRAMMAR_BYTES = 256 << 20
 """The default of `EngineConfig.max_compiled_grammar_bytes`."""
 
@@ -78,11 +81,14 @@ class EngineConfig:
         lora_modules: the LoRA adapters at start, name -> path; needs `enable_lora`.
         policies: policy -> its parameters, where they are not the defaults.
         primary: the proposer that a policy's parameters may leave out, if one is configured.
-        tool_call_parser: finds the calls that the target makes by itself; `None` looks for none.
+        tool_call_parser: finds the calls that the target makes by itself; `None` looks for none,
+            `AUTO_PARSER` lets the engine find it.
         max_constraint_s: the most CPU time that compiling a request's constraint takes, in seconds.
         max_compiled_grammar_bytes: the most bytes of all compiled grammars of an engine; one may
             take a quarter.
-        reasoning_parser: tells the target's reasoning from its answer; `None` does not.
+        reasoning_parser: tells the target's reasoning from its answer; `None` does not,
+            `AUTO_PARSER` lets the engine find it.
+        chat_template: the file of a chat template, if not the tokenizer's.
         data_parallel_index: which one this is of the engines that share the requests.
     """
 
@@ -101,6 +107,7 @@ class EngineConfig:
     max_compiled_grammar_bytes: int = DEFAULT_GRAMMAR_BYTES
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    chat_template: str | None = None
     data_parallel_index: int = 0
 
     @property

@@ -278,6 +278,23 @@ class PolicyInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ParserChoice:
+    """A parser of the target's texts.
+
+    Attributes:
+        name: `None` is no parser.
+        reason: why it is this one, or why there is none.
+    """
+
+    name: str | None
+    reason: str
+
+
+NO_PARSER = ParserChoice(None, "it is turned off")
+"""The choice of a server that is told to have no parser."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """A started engine, as the gateway sees it.
 
@@ -289,6 +306,8 @@ class EngineInfo:
         vocab_size: token ids are in [0, vocab_size).
         max_logprobs: the most alternatives per token.
         max_speculative_tokens: the draft capacity: the upper limit of every k.
+        tool_call_parser: finds the calls that the target makes by itself.
+        reasoning_parser: tells the target's reasoning from its answer.
     """
 
     engine: str
@@ -301,3 +320,5 @@ class EngineInfo:
     max_logprobs: int
     max_speculative_tokens: int
     proposers: tuple[ProposerInfo, ...]
+    tool_call_parser: ParserChoice = NO_PARSER
+    reasoning_parser: ParserChoice = NO_PARSER

@@ -101,4 +101,6 @@ def _model(runtime: Runtime, name: str, *, root: str, parent: str | None) -> dic
         "root": root,
         "parent": parent,
         "max_model_len": runtime.info.max_model_len,
+        "tool_call_parser": runtime.info.tool_call_parser.name,
+        "reasoning_parser": runtime.info.reasoning_parser.name,
     }

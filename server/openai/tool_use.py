@@ -12,7 +12,7 @@ from engine_adapter.seam.parsing import (
     Parsing,
     ParsingRequest,
 )
-from engine_adapter.seam.types import SamplingOptions
+from engine_adapter.seam.types import EngineInfo, SamplingOptions
 from server.errors import InvalidField
 from server.openai.chat_input import ChatInput
 from server.openai.function_tools import FunctionTools
@@ -21,7 +21,6 @@ from server.openai.readers import AnswerOrCallsReader, NamedReader, ParsedReader
 from server.schema.generation_body import GenerationBody
 from server.schema.structured import constraint_field
 from server.schema.tools import NamedTool
-from server.settings import Settings
 from server.state import Runtime
 from server.telemetry.metrics import Metrics
 from server.telemetry.repeated_warning import RepeatedWarning
@@ -29,15 +28,16 @@ from server.telemetry.repeated_warning import RepeatedWarning
 _failures = RepeatedWarning("parser_failed")
 
 
-def check_tool_use(settings: Settings, body: GenerationBody, chat: ChatInput) -> None:
-    """Raises `InvalidField` for tools or hidden reasoning that the server is not set up for."""
-    if chat.tools.choice == "auto" and not settings.enable_auto_tool_choice:
+def check_tool_use(info: EngineInfo, body: GenerationBody, chat: ChatInput) -> None:
+    """Raises `InvalidField` for tools or hidden reasoning that the server has no parser for."""
+    if chat.tools.choice == "auto" and info.tool_call_parser.name is None:
         message = (
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be '
-            f"set; tool_choice {chat.names.other_choices} do not."
+            "tool_choice 'auto' needs a parser of this model's calls, and there is none: "
+            f"{info.tool_call_parser.reason}. --tool-call-parser names one; tool_choice "
+            f"{chat.names.other_choices} need none."
         )
         raise InvalidField("tool_choice", message)
-    if not chat.shows_reasoning and settings.reasoning_parser:
+    if not chat.shows_reasoning and info.reasoning_parser.name is not None:
         revealing_fields = {
             chat.names.logprobs: chat.num_top_logprobs is not None,
             "return_token_ids": body.return_token_ids,
@@ -57,7 +57,8 @@ class ToolUse:
         parsing: the engine's parsers; `None` if the text needs none.
         tools: what the model may or must call.
         shows_reasoning: the message has the reasoning.
-        strict_fields: the fields `strict` of tools that the model may call.
+        held_fields: the fields that only a constraint on a text that may have calls can honour: the
+            format, and `strict` of each tool that the model may call.
         of_answer: those of a text that is an answer where it can be calls.
         calls: the constraint on a text in which the model may call tools, if it has one.
     """
@@ -66,7 +67,7 @@ class ToolUse:
     parsing: Parsing | None
     tools: FunctionTools
     shows_reasoning: bool
-    strict_fields: tuple[str, ...]
+    held_fields: tuple[str, ...]
     of_answer: Parsing | None = None
     calls: CallConstraint | None = None
 
@@ -74,6 +75,8 @@ class ToolUse:
         """The options with the constraint, and with the special tokens that parsers need."""
         if self.calls is not None:
             options = replace(options, structured_output=self.calls.constraint)
+        elif self.held_fields:
+            options = replace(options, structured_output=None)
         if self.parsing is None or not self.parsing.needs_special_tokens:
             return options
         return replace(options, skip_special_tokens=False)
@@ -90,17 +93,17 @@ class ToolUse:
         return RequiredReader(inner) if choice == "required" else inner
 
     def unmet(self, *, strict: bool) -> tuple[str, ...]:
-        """The fields `strict` of tools that are ignored.
+        """The fields that are ignored because the text has no constraint.
 
         Raises `InvalidField` for such a field, if `strict`.
         """
-        if self.calls is not None or not self.strict_fields:
+        if self.calls is not None or not self.held_fields:
             return ()
         if strict:
-            field = self.strict_fields[0]
+            field = self.held_fields[0]
             message = f"{field} cannot be enforced with this server's tool call parser"
             raise InvalidField(field, f"{message}; leave it out.", "unsupported_parameter")
-        return self.strict_fields
+        return self.held_fields
 
     def _reader(self, parsing: Parsing | None) -> MessageReader:
         if parsing is None:
@@ -124,9 +127,6 @@ def tool_use(
     Args:
         body: has the fields that say where the text ends.
         prompt: token ids.
-
-    Raises:
-        InvalidField: a format cannot be held beside calls that the model may choose.
     """
     tools = chat.tools
     may_call = tools.choice == "auto"
@@ -141,21 +141,29 @@ def tool_use(
         parsing=runtime.engine.parsing(request),
         tools=tools,
         shows_reasoning=chat.shows_reasoning,
-        strict_fields=tuple(
-            path.strict
-            for path, function in zip(tools.paths, tools.functions, strict=True)
-            if may_call and function.strict
-        ),
+        held_fields=_held_fields(chat) if may_call else (),
     )
     if use.parsing is None or not may_call:
         return use
     calls = None
-    if chat.constraint is not None or (use.strict_fields and not _has_own_end(body)):
+    if chat.constraint is not None or (use.held_fields and not _has_own_end(body)):
         calls = _call_constraint(chat, use.parsing)
     of_answer = None
     if calls is not None and calls.begins:
         of_answer = runtime.engine.parsing(replace(request, tools=()))
     return replace(use, of_answer=of_answer, calls=calls)
+
+
+def _held_fields(chat: ChatInput) -> tuple[str, ...]:
+    """See `ToolUse`."""
+    tools, answer = chat.tools, chat.constraint
+    of_format = () if answer is None else (constraint_field(answer.param, chat.names.format),)
+    of_tools = (
+        f"{path}.strict"
+        for path, function in zip(tools.paths, tools.functions, strict=True)
+        if function.strict
+    )
+    return (*of_format, *of_tools)
 
 
 def _count_failure(metrics: Metrics, failure: ParserFailure) -> None:
@@ -164,24 +172,13 @@ def _count_failure(metrics: Metrics, failure: ParserFailure) -> None:
 
 
 def _call_constraint(chat: ChatInput, parsing: Parsing) -> CallConstraint | None:
-    """The constraint on a text that may have calls.
-
-    Without a format, `strict` is enforced where it can be, and otherwise ignored with notice.
-    """
-    answer = chat.constraint
+    """The constraint on a text that may have calls; `None` if the engine has no grammar of them."""
     try:
         return parsing.call_constraint(
-            chat.tools.call_schemas(), answer, single_call=chat.tools.single
+            chat.tools.call_schemas(), chat.constraint, single_call=chat.tools.single
         )
-    except NoCallGrammar as error:
-        if answer is None:
-            return None
-        field = constraint_field(answer.param, chat.names.format)
-        message = (
-            f"{field} cannot be enforced beside tools with tool_choice 'auto': {error}. Send "
-            "another tool_choice, or leave it out."
-        )
-        raise InvalidField(field, message, "unsupported_parameter") from error
+    except NoCallGrammar:
+        return None
 
 
 def _has_own_end(body: GenerationBody) -> bool:

@@ -112,6 +112,8 @@ class Model(BaseModel):
     root: str = Field(description="the path or id of the weights")
     parent: str | None = Field(description="of an adapter: the target's first name")
     max_model_len: int = Field(description="context in tokens")
+    tool_call_parser: str | None = Field(description="of the calls that the model makes by itself")
+    reasoning_parser: str | None = Field(description="of the model's reasoning")
 
 
 class ModelList(BaseModel):

@@ -14,7 +14,7 @@ from pydantic import ByteSize, Field, PrivateAttr, model_validator
 
 from engine_adapter.policies.names import AUTO
 from engine_adapter.policies.parameters import PolicyError
-from engine_adapter.seam.config import RESERVED_ARGUMENTS, EngineConfig, draft_capacity
+from engine_adapter.seam.config import AUTO_PARSER, RESERVED_ARGUMENTS, EngineConfig, draft_capacity
 from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.seam.types import NONE, ProposerInfo, SpecMethod
 from server.control.admin.policy_reader import read_policies
@@ -122,14 +122,17 @@ class Settings(
         "in vLLM; a raw prompt's is the token",
     )
     enable_auto_tool_choice: bool = Field(
-        False, description="let the model choose to call tools; needs --tool-call-parser"
+        True, description="let the model choose to call tools, if there is a parser of its calls"
     )
-    tool_call_parser: str | None = Field(
-        None,
-        description="vLLM's parser of the calls that the model makes by itself, such as hermes",
+    tool_call_parser: str = Field(
+        AUTO_PARSER,
+        description="vLLM's parser of the calls that the model makes by itself, such as hermes; "
+        "auto finds it from the model, none turns it off",
     )
-    reasoning_parser: str | None = Field(
-        None, description="vLLM's parser of the model's reasoning, such as deepseek_r1"
+    reasoning_parser: str = Field(
+        AUTO_PARSER,
+        description="vLLM's parser of the model's reasoning, such as deepseek_r1; auto finds it "
+        "from the model, none turns it off",
     )
 
     _written_names: Mapping[str, str] = PrivateAttr(default_factory=dict)
@@ -169,8 +172,6 @@ class Settings(
             raise SettingError("ssl_keyfile", f"needs {flag('ssl_certfile')}")
         if self.audit_required and self.audit_log is None:
             raise SettingError("audit_required", f"needs {flag('audit_log')}")
-        if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            raise SettingError("enable_auto_tool_choice", f"needs {flag('tool_call_parser')}")
         return self
 
     def _check_engine_args(self) -> None:
@@ -294,14 +295,21 @@ class Settings(
             lora_modules=self.lora_modules,
             policies=self.spec_policy,
             primary=self.primary,
-            tool_call_parser=self.tool_call_parser if self.enable_auto_tool_choice else None,
-            reasoning_parser=self.reasoning_parser,
+            tool_call_parser=_named(self.tool_call_parser)
+            if self.enable_auto_tool_choice
+            else None,
+            reasoning_parser=_named(self.reasoning_parser),
+            chat_template=self.chat_template,
             max_constraint_s=self.max_constraint_s,
             max_compiled_grammar_bytes=int(self.max_compiled_grammar_bytes),
             log_level="DEBUG" if self.log_level == "debug" else "ERROR",
             restart=self.restart_policy,
             hang=self.hang_policy,
         )
+
+
+def _named(parser: str) -> str | None:
+    return None if parser == NONE else parser
 
 
 def flag(setting: str) -> str:

@@ -222,10 +222,12 @@ def test_a_turn_with_a_tools_result_is_answered(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content
 
 
-def test_a_choice_of_tools_needs_the_flags(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as caught:
-        client.chat.completions.create(messages=MESSAGES, tools=TOOLS, **GREEDY)
-    assert caught.value.param == "tool_choice"
+def test_a_model_may_choose_tools_by_default(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(messages=MESSAGES, tools=TOOLS, **GREEDY)
+    assert answer.choices[0].message.content
+    assert answer.choices[0].message.tool_calls is None
+    (model,) = client.models.list().data
+    assert model.to_dict()["tool_call_parser"] == "hermes"
 
 
 def test_a_cap_on_the_draft_is_enforced(client: openai.OpenAI) -> None:

@@ -11,6 +11,7 @@ from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.arguments import structured_outputs_config
 from engine_adapter.vllm_engine.gateway.call_grammar import call_begins, call_grammar
+from engine_adapter.vllm_engine.gateway.call_tags import own_tag
 
 
 class CallConstraints:
@@ -52,7 +53,7 @@ class CallConstraints:
             raise NoCallGrammar(self._lacks)
         choice = "auto" if answer is None else "required"
         strict_body = body.model_copy(update={"tools": _strict(schemas), "tool_choice": choice})
-        tag = self._structural_tag(parser, strict_body, single_call=single_call)
+        tag = self._structural_tag(parser, strict_body, schemas, single_call=single_call)
         schema = None
         if answer is not None:
             is_any = answer.kind is ConstraintKind.JSON_OBJECT
@@ -71,18 +72,30 @@ class CallConstraints:
         )
         return CallConstraint(constraint, begins)
 
-    def _structural_tag(self, parser: Any, body: Any, *, single_call: bool) -> dict[str, Any]:
-        """vLLM's description of the calls, as JSON."""
+    def _structural_tag(
+        self, parser: Any, body: Any, schemas: Mapping[str, str], *, single_call: bool
+    ) -> dict[str, Any]:
+        """vLLM's description of the calls, or ours, as JSON."""
         try:
             tag = parser.get_structural_tag(body)
         except (ValueError, compat.VLLMClientError) as error:  # a tag that this release lacks
             raise self._refusal(str(error)) from error
         if tag is None:
-            raise self._refusal("vLLM has no description of its calls")
+            return self._own_tag(schemas, single_call=single_call)
         if single_call:
             tag = compat.limit_to_single_tool_call(tag)
         dumped: dict[str, Any] = tag.format.model_dump()
         return dumped
+
+    def _own_tag(self, schemas: Mapping[str, str], *, single_call: bool) -> dict[str, Any]:
+        values = {name: json.loads(schema) for name, schema in schemas.items()}
+        try:
+            tag = own_tag(self._parser_name or "", values, self._specials, single_call=single_call)
+        except NoCallGrammar as error:
+            raise self._refusal(str(error)) from error
+        if tag is None:
+            raise self._refusal("there is no description of its calls")
+        return tag
 
     def _inline_schema(self, schema: Any) -> Any:
         """A schema within a grammar, with what the server's configuration says of all schemas."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from engine_adapter.seam.parsing import NoCallGrammar
+from engine_adapter.vllm_engine.gateway.call_parameters import STYLES, ParameterWriter
 
 Node = Mapping[str, Any]
 """A part of a structural tag, as JSON has it; `type` says which."""
@@ -60,7 +61,7 @@ def call_begins(node: Node) -> tuple[str, ...]:
             return _all_begins(node["elements"])
         case "tags_with_separator" | "triggered_tags":
             return _all_begins(node["tags"])
-        case "plus":
+        case "plus" | "whole_calls":
             return call_begins(node["content"])
         case other:
             raise _inexpressible(other)
@@ -97,6 +98,10 @@ class _Writer:
 
     def text_with_calls(self, node: Node) -> str:
         """Any text, with calls where one of their triggers begins them."""
+        if node["type"] == "whole_calls":
+            begins = [begin for begin in call_begins(node) if not self._special.match(begin)]
+            letters = re.escape("".join({begin[0] for begin in begins}))
+            return f"{self.calls(node)} | /([^{letters}](.|\\n)*)?/"
         if node["type"] != "triggered_tags":
             raise _inexpressible(node["type"])
         tags = [(_text(tag["begin"]), tag) for tag in node["tags"]]
@@ -119,6 +124,8 @@ class _Writer:
         """
         if node["type"] == "triggered_tags":
             return _one_of([self.calls(tag) for tag in node["tags"]])
+        if node["type"] == "whole_calls":
+            return self._expression(node["content"])
         return self._expression(node)
 
     def json(self, schema: Any) -> str:
@@ -135,6 +142,8 @@ class _Writer:
                 return self.json(node["json_schema"])
             case "regex":
                 return "/" + re.sub(r"(?<!\\)/", r"\/", node["pattern"]) + "/"
+            case "json_schema" if node["style"] in STYLES:
+                return self._parameters(node["style"], node["json_schema"])
             case "sequence":
                 return _sequence(self._expression(element) for element in node["elements"])
             case "or":
@@ -148,8 +157,21 @@ class _Writer:
 
     def _tag(self, node: Node, begin: Any) -> str:
         ends = node["end"] if isinstance(node["end"], list) else [node["end"]]
-        end = _one_of([self._literal(_text(end)) for end in ends])
-        return _sequence((self._literal(_text(begin)), self._expression(node["content"]), end))
+        end = _one_of([self._literal(_text(end)) or '""' for end in ends])
+        content = node["content"]
+        if content.get("style") == "qwen_xml" and not _text(node["begin"]).endswith("\n"):
+            content = {**content, "style": "compact_xml"}  # MiMo's calls have no lines
+        return _sequence((self._literal(_text(begin)), self._expression(content), end))
+
+    def _parameters(self, style: str, schema: Any) -> str:
+        writer = ParameterWriter(
+            STYLES[style],
+            literal=self._literal,
+            rule=self._rule,
+            json_value=self.json,
+            up_to_token=self._up_to_token,
+        )
+        return writer.arguments(schema)
 
     def _separated(self, node: Node) -> str:
         call = _one_of([self._expression(tag) for tag in node["tags"]])
@@ -175,6 +197,12 @@ class _Writer:
             parts.append(f"<[{self._specials[match[0]]}]>")
             done = match.end()
         return _sequence((*parts, _quoted(text[done:])))
+
+    def _up_to_token(self, text: str) -> tuple[str, str]:
+        """The text before its first special token, and the rest."""
+        match = self._special.search(text)
+        position = len(text) if match is None else match.start()
+        return text[:position], text[position:]
 
     def _rule(self, kind: str, body: str, option: str = "") -> str:
         """The name of a rule with this body."""

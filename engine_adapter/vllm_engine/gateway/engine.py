@@ -19,6 +19,7 @@ from engine_adapter.seam.errors import EngineDead, EngineError, EngineFull, Engi
 from engine_adapter.seam.interface import EngineObserver
 from engine_adapter.seam.parsing import ParsingRequest
 from engine_adapter.seam.types import (
+    NO_PARSER,
     NO_SWITCH,
     Delta,
     EngineInfo,
@@ -33,6 +34,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, preflight
 from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
 from engine_adapter.vllm_engine.gateway.model_runner import scheduling
+from engine_adapter.vllm_engine.gateway.parser_search import choose_parsers
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
@@ -81,6 +83,7 @@ class VllmEngine:
         self._lora_registry = LoraRegistry(config.arguments)
         self._policies = PolicySettings(config.policies, config.primary)
         self._parsers = VllmParsers(config)
+        self._choices = (NO_PARSER, NO_PARSER)
         self._checker: ConstraintChecker | None = None
         self._turn = asyncio.Lock()
 
@@ -107,6 +110,12 @@ class VllmEngine:
         arguments.prepare_environment(self._config)
         on_progress("checking models")
         await asyncio.to_thread(preflight.check_models, self._config)
+        self._choices = await asyncio.to_thread(choose_parsers, self._config)
+        calls, reasoning = self._choices
+        self._config = replace(
+            self._config, tool_call_parser=calls.name, reasoning_parser=reasoning.name
+        )
+        self._parsers = VllmParsers(self._config)
         if self._parsers.are_configured:
             on_progress("loading parsers")
             await asyncio.to_thread(self._parsers.load)
@@ -153,6 +162,8 @@ class VllmEngine:
             max_logprobs=config.model_config.max_logprobs,
             max_speculative_tokens=self._capacity,
             proposers=self._proposer_registry.infos,
+            tool_call_parser=self._choices[0],
+            reasoning_parser=self._choices[1],
         )
 
     async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:

@@ -98,7 +98,7 @@ class VllmParser:
                 delta_text=delta.text,
                 delta_token_ids=list(delta.token_ids),
                 request=self._body,
-                prompt_token_ids=self._prompt,
+                prompt_token_ids=None if _reasons_by_itself(self._parser) else self._prompt,
                 finished=ends,
             )
         )
@@ -233,6 +233,18 @@ def _missing_pieces(
         if arguments:
             pieces.append(CallArguments(i, arguments))
     return pieces
+
+
+def _reasons_by_itself(parser: Any) -> bool:
+    """Whether a stream's parser must not be told the prompt.
+
+    Where a model need not reason, a prompt that says nothing of it counts as the end of the
+    reasoning, and vLLM then leaves the rest to the parser of calls. Without one, that is nobody.
+    """
+    reasoning = parser.reasoning_parser
+    if reasoning is None or parser.tool_parser is not None:
+        return False
+    return bool(reasoning.is_reasoning_end([]))
 
 
 def _missing(sent_text: str, whole_text: str) -> str | None:

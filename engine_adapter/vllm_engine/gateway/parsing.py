@@ -43,7 +43,7 @@ class VllmParsers:
         _check_name("tool_call_parser", config.tool_call_parser, compat.ToolParserManager)
         _check_name("reasoning_parser", config.reasoning_parser, compat.ReasoningParserManager)
         silence_parser_lines()
-        self._tokenizer = _tokenizer(config)
+        self._tokenizer = load_tokenizer(config)
         self._without_calls = self._composed(None)
         self._with_calls = self._without_calls
         if config.tool_call_parser:
@@ -51,16 +51,10 @@ class VllmParsers:
             self._constraints = CallConstraints(config, self._tokenizer)
 
     def _composed(self, tool_call_parser: str | None) -> Any:
-        """vLLM's class of both parsers; `None` if there is neither."""
         setting = "tool_call_parser" if tool_call_parser else "reasoning_parser"
+        model, reasoning = self._config.model, self._config.reasoning_parser
         try:
-            return compat.ParserManager.get_parser(
-                tool_parser_name=tool_call_parser,
-                reasoning_parser_name=self._config.reasoning_parser,
-                enable_auto_tools=tool_call_parser is not None,
-                model_name=self._config.model,
-                tokenizer=self._tokenizer,
-            )
+            return composed_parser(model, self._tokenizer, tool_call_parser, reasoning)
         except TypeError as error:  # vLLM names its flags, and the reason
             raise EngineConfigError(setting, str(error)) from error
 
@@ -72,6 +66,22 @@ class VllmParsers:
         return VllmParsing(parser, self._tokenizer, model_config, request, self._constraints)
 
 
+def composed_parser(
+    model: str, tokenizer: Any, tool_call_parser: str | None, reasoning_parser: str | None
+) -> Any:
+    """vLLM's class of both parsers; `None` if there is neither.
+
+    Raises `TypeError` if one of them does not fit the tokenizer.
+    """
+    return compat.ParserManager.get_parser(
+        tool_parser_name=tool_call_parser,
+        reasoning_parser_name=reasoning_parser,
+        enable_auto_tools=tool_call_parser is not None,
+        model_name=model,
+        tokenizer=tokenizer,
+    )
+
+
 def _check_name(setting: str, name: str | None, manager: Any) -> None:
     names = manager.list_registered()
     if name is not None and name not in names:
@@ -79,7 +89,8 @@ def _check_name(setting: str, name: str | None, manager: Any) -> None:
         raise EngineConfigError(setting, message)
 
 
-def _tokenizer(config: EngineConfig) -> Any:
+def load_tokenizer(config: EngineConfig) -> Any:
+    """The target's tokenizer, as vLLM loads it. Raises `EngineConfigError`."""
     arguments = config.arguments
     tokenizer, revision = tokenizer_source(config)
     try:

@@ -112,6 +112,12 @@ def check_models(config: EngineConfig) -> None:
             raise EngineConfigError("proposer", f"{spec.name}: {error}") from error
 
 
+def target_architectures(config: EngineConfig) -> tuple[str, ...]:
+    """The target's architectures, as its configuration names them. Raises `EngineConfigError`."""
+    target = _load_config("model", config.model, config, config.arguments.get("revision"))
+    return tuple(target.architectures or ())
+
+
 def _check_draft_models(config: EngineConfig, target_text: Any) -> None:
     target: Any = None
     for spec in config.proposers:

@@ -68,6 +68,11 @@ def test_an_unknown_parser_is_refused(setting: str) -> None:
     assert caught.value.setting == setting
 
 
+def test_without_a_name_it_is_the_parser_of_scripted_calls_alone() -> None:
+    config = checked(EngineConfig("m", "m", tool_call_parser="auto", reasoning_parser="auto"))
+    assert (config.tool_call_parser, config.reasoning_parser) == ("hermes", None)
+
+
 def test_a_call_that_is_no_call_stays_text() -> None:
     made = parsing(BOTH, ParsingRequest((1,), TOOLS))
     assert made is not None

@@ -128,23 +128,33 @@ async def test_a_format_that_is_not_json_is_refused(
     assert "tool_choice" in error["message"]
 
 
-async def test_without_the_flags_it_is_the_400_of_a_choice(gateway: Gateway) -> None:
+async def test_without_a_parser_it_is_the_400_of_a_choice(start: StartGateway) -> None:
+    gateway = await start(tool_call_parser="none")
     response = await gateway.chat(tools=TOOLS, response_format=FORMAT)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
-    assert "--enable-auto-tool-choice" in response.json()["error"]["message"]
+    assert "--tool-call-parser" in response.json()["error"]["message"]
 
 
 @pytest.mark.usefixtures("inexpressible")
-async def test_a_parser_without_a_grammar_is_named(choosing: Gateway) -> None:
-    error = (await choosing.chat("no", tools=TOOLS, response_format=FORMAT)).json()["error"]
-    assert (error["param"], error["code"]) == ("response_format", "unsupported_parameter")
-    assert "'hermes'" in error["message"]
+async def test_without_a_grammar_a_format_is_ignored_with_notice(
+    choosing: Gateway, start: StartGateway
+) -> None:
+    header = "x-specgate-ignored-fields"
+    response = await choosing.chat("free", tools=TOOLS[:1], response_format=FORMAT)
+    assert response.headers[header] == "response_format"
+    message = response.json()["choices"][0]["message"]
+    assert message["content"] == "Well. "
+    assert calls_of(message) == [("now", {})]
+    unheld = await choosing.chat("unscripted", tools=TOOLS[:1], response_format=FORMAT)
+    with pytest.raises(ValueError, match="Expecting value"):
+        json.loads(unheld.json()["choices"][0]["message"]["content"])
     tools = [{"type": "function", **TOOLS[0]["function"]}]
     text = {"format": {"type": "json_schema", "name": "report", "schema": SCHEMA}}
     body = {"input": "no", "tools": tools, "text": text}
-    error = (await choosing.post("/v1/responses", body)).json()["error"]
-    assert error["param"] == "text.format"
-    assert error["message"].startswith("text.format cannot be enforced")
+    assert (await choosing.post("/v1/responses", body)).headers[header] == "text.format"
+    picky = await start(**AUTO, strict_fields=True)
+    error = (await picky.chat("no", tools=TOOLS, response_format=FORMAT)).json()["error"]
+    assert (error["param"], error["code"]) == ("response_format", "unsupported_parameter")
 
 
 async def test_keywords_of_the_format_are_in_the_header(choosing: Gateway) -> None:

@@ -16,6 +16,7 @@ async def test_models_are_the_served_names(start: StartGateway) -> None:
         assert model["object"] == "model"
         assert abs(model["created"] - time.time()) < 60
         assert model["max_model_len"] == gateway.runtime.info.max_model_len
+        assert (model["tool_call_parser"], model["reasoning_parser"]) == ("hermes", None)
     one = (await gateway.client.get("/v1/models/org/second")).json()
     assert one == body["data"][1]
 

@@ -239,7 +239,6 @@ async def test_keywords_that_are_not_enforced_are_in_the_header(gateway: Gateway
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": TOOLS}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {**NAMED, "name": "x"}}, "tool_choice.name"),
         ({"tools": [tool("a b")], "tool_choice": "none"}, "tools.0.name"),

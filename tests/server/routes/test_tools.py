@@ -218,8 +218,10 @@ async def test_tools_change_the_prompt_and_none_leaves_the_text_alone(gateway: G
     assert counted.json()["count"] == body["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"tool_call_parser": "hermes"}])
-async def test_auto_without_the_flags_is_a_400_that_names_them(
+@pytest.mark.parametrize(
+    "settings", [{"tool_call_parser": "none"}, {"enable_auto_tool_choice": False}]
+)
+async def test_auto_without_a_parser_is_a_400_that_names_the_flag(
     start: StartGateway, settings: dict[str, Any]
 ) -> None:
     gateway = await start(**settings)
@@ -227,8 +229,14 @@ async def test_auto_without_the_flags_is_a_400_that_names_them(
         response = await gateway.chat(tools=TOOLS, **choice)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, "tool_choice")
-        assert "--enable-auto-tool-choice and --tool-call-parser" in error["message"]
+        assert "it is turned off. --tool-call-parser names one" in error["message"]
     assert (await gateway.chat(max_tokens=2, tool_choice="auto", tools=[])).status_code == 200
+
+
+async def test_auto_works_without_any_flag(gateway: Gateway) -> None:
+    body = (await gateway.chat(tools=TOOLS, max_tokens=4)).json()
+    assert body["choices"][0]["message"]["content"]
+    assert "tool_calls" not in body["choices"][0]["message"]
 
 
 CHOSEN: list[tuple[str, str | None, str | None, list[tuple[str, Any]]]] = [

@@ -122,6 +122,13 @@ def test_parsers_reach_the_engine_and_that_of_calls_only_if_the_model_may_choose
         assert (config.tool_call_parser, config.reasoning_parser) == (of_calls, "qwen3")
 
 
+def test_parsers_are_found_from_the_model_or_turned_off() -> None:
+    by_default = Settings(model="org/m").engine_config()
+    assert (by_default.tool_call_parser, by_default.reasoning_parser) == ("auto", "auto")
+    off = Settings(model="org/m", tool_call_parser="none", reasoning_parser="none").engine_config()
+    assert (off.tool_call_parser, off.reasoning_parser) == (None, None)
+
+
 def test_named_keys_are_not_shown() -> None:
     settings = Settings(model="org/m", named_api_key=["team-a=sk-one=="])
     assert settings.named_api_key["team-a"].get_secret_value() == digest_of(b"sk-one==")
@@ -229,7 +236,6 @@ def test_an_engine_argument_cannot_repeat_a_setting(name: str) -> None:
         ({"port": 65536}, "less than or equal to 65535"),
         ({"model": "/no/such/folder"}, "the folder '/no/such/folder' does not exist"),
         ({"model": "./models/none"}, "the folder './models/none' does not exist"),
-        ({"enable_auto_tool_choice": True}, "needs --tool-call-parser"),
         ({"engine_args": {"reasoning_parser": "x"}}, "--reasoning-parser"),
         ({"chat_template": "/no/template"}, "the file '/no/template' does not exist"),
         ({"surprise": 1}, "Extra inputs"),

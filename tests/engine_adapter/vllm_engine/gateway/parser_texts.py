@@ -31,7 +31,7 @@ TOOLS = (
 WITHOUT_PACKAGE = {"cohere_command3", "cohere_command4"}
 """Parsers that need a package which is not installed."""
 
-WITHOUT_TEMPLATE = {"hf"}
+WITHOUT_TEMPLATE = {"hf", "beam"}
 """Parsers that read a tokenizer's `response_template`, which no tokenizer here has."""
 
 _MARK = re.compile(r"(?!.*\(\?)[<\[|\]{`][^\s\\^]{0,40}|\w+\[|</?\w+>?")
@@ -125,7 +125,7 @@ def tokenizer_of(kind: ParserKind) -> Any:
 def loaded(kind: ParserKind, monkeypatch: Any) -> VllmParsers:
     """The parser alone, as a server has it."""
     tokenizer = tokenizer_of(kind)
-    monkeypatch.setattr(module, "_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr(module, "load_tokenizer", lambda config: tokenizer)
     parsers = VllmParsers(EngineConfig(TARGET, "demo", **{kind.setting: kind.name}))  # type: ignore[arg-type]
     parsers.load()
     return parsers

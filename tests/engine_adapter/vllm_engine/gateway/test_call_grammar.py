@@ -189,7 +189,7 @@ def test_how_calls_begin() -> None:
     ("node", "part"),
     [
         ({"type": "any_text"}, "any_text"),
-        ({"type": "json_schema", "style": "qwen_xml", "json_schema": ARGUMENTS}, "qwen_xml"),
+        ({"type": "json_schema", "style": "other_xml", "json_schema": ARGUMENTS}, "other_xml"),
         ({**TAGS[0], "begin": {"type": "token", "token": 5}}, "token"),
         ({**TAGS[0], "end": {"type": "token", "token": 5}}, "token"),
     ],

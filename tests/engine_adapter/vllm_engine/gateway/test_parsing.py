@@ -15,6 +15,8 @@ from engine_adapter.seam.types import Delta, FinishReason
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
+from tests.engine_adapter.vllm_engine.gateway import parser_texts
+from tests.engine_adapter.vllm_engine.gateway.parser_texts import ParserKind
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -46,7 +48,7 @@ def thinking() -> Any:
 
 @pytest.fixture
 def both(thinking: Any, monkeypatch: pytest.MonkeyPatch) -> VllmParsers:
-    monkeypatch.setattr(module, "_tokenizer", lambda config: thinking)
+    monkeypatch.setattr(module, "load_tokenizer", lambda config: thinking)
     return loaded(tool_call_parser="hermes", reasoning_parser="deepseek_r1")
 
 
@@ -119,7 +121,7 @@ def test_special_marks_of_reasoning_stay_in_the_text(
     ordinary: Any = AutoTokenizer.from_pretrained(TARGET)
     ordinary.add_tokens(["<think>", "</think>"])
     for tokenizer, needed in ((thinking, True), (ordinary, False)):
-        monkeypatch.setattr(module, "_tokenizer", lambda config, made=tokenizer: made)
+        monkeypatch.setattr(module, "load_tokenizer", lambda config, made=tokenizer: made)
         parsers = loaded(reasoning_parser="deepseek_r1")
         made = parsers.parsing(ParsingRequest((5,)), None)
         assert made is not None
@@ -170,3 +172,15 @@ def test_a_parser_that_cannot_work_is_refused_at_the_start(
 
 def test_without_parsers_nothing_is_loaded() -> None:
     assert not VllmParsers(EngineConfig(TARGET, "demo")).are_configured
+
+
+@pytest.mark.parametrize("text", ["<|channel>thought\nPlan.<channel|>Answer.", "Answer."])
+def test_a_stream_of_a_model_that_need_not_reason_is_read_without_tools(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """vLLM's parser alone would leave all marks in the stream."""
+    parsers = parser_texts.loaded(ParserKind("reasoning_parser", "gemma4"), monkeypatch)
+    parser = parser_texts.new_parser(parsers)
+    pieces = [piece for delta in parser_texts.deltas(parsers, text) for piece in parser.read(delta)]
+    message = assemble(pieces)
+    assert (message.reasoning, message.text) == ("Plan." if "Plan" in text else "", "Answer.")
