@@ -23,7 +23,7 @@ def test_every_line_has_an_entry_with_any_body(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.commands.batch.configure_logs", lambda *_, **__: None)
-    bodies = (mutated(seed) for seed in range(2 * LINES))
+    bodies = (mutated(seed) for seed in range(3 * LINES))
     lines = [
         line(number, path, content)
         for number, (_, path, content) in enumerate(bodies)
@@ -33,7 +33,7 @@ def test_every_line_has_an_entry_with_any_body(
     source.write_bytes(b"\n".join(lines) + b"\n")
     flags = ("--engine", "fake", "--engine-args", '{"fake_step_ms": 0}', "--max-model-len", "256")
     assert main(["batch", str(source), str(target), *flags]) == FAILED
-    entries = [json.loads(one) for one in target.read_text().splitlines()]
+    entries = [json.loads(entry) for entry in target.read_text().splitlines()]
     assert len(entries) == len(lines) > LINES
     statuses = {entry["response"] and entry["response"]["status_code"] for entry in entries}
     assert statuses <= {None, 200, 400, 404}, statuses

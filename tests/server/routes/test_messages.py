@@ -251,7 +251,8 @@ async def test_thinking_that_the_template_does_not_know_is_named(
     assert error["param"] == "thinking"
 
 
-async def test_the_choices_that_need_no_parser_have_the_clients_names(gateway: Gateway) -> None:
+async def test_the_choices_that_need_no_parser_have_the_clients_names(start: StartGateway) -> None:
+    gateway = await start(tool_call_parser="none")
     error = (await ask(gateway, message("a", tools=TOOLS), 400))["error"]
     assert error["param"] == "tool_choice"
     assert "'any', 'tool' and 'none'" in error["message"]
