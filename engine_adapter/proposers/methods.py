@@ -52,7 +52,7 @@ _BY_NAME = {method.name: method for method in METHODS}
 
 def is_method(name: object) -> bool:
     """Whether a drafting method has this name."""
-    return name in _BY_NAME
+    return isinstance(name, str) and name in _BY_NAME
 
 
 def get_method(name: str) -> ProposerMethod:

@@ -16,8 +16,9 @@ from pathlib import Path
 from engine_adapter.seam.errors import EngineConfigError, EngineStartError
 
 _REFUSED, _FAILED = b"refused ", b"failed "
-_MAX_REFUSAL = 1500
-"""Characters; a line of more bytes than the system's PIPE_BUF could be mixed with another."""
+_MAX_REFUSAL, _MAX_BYTES = 1500, 3500
+"""Characters of a message, and its bytes in JSON: a line of more than the system's PIPE_BUF (4096)
+could be mixed with another."""
 
 
 class ProgressWriter:
@@ -42,12 +43,12 @@ class ProgressWriter:
 
     def refuse(self, setting: str, message: str) -> None:
         """Tells the gateway why the engine cannot start."""
-        self.write(_REFUSED.decode() + json.dumps([setting, message[:_MAX_REFUSAL]]))
+        self.write(_REFUSED.decode() + json.dumps([setting, _cut(message)]))
 
     def fail(self, error: BaseException) -> None:
         """Tells the gateway the exception with which the start fails; the first one counts."""
         cause = f"{type(error).__name__}: {error}"
-        self.write(_FAILED.decode() + json.dumps(cause[:_MAX_REFUSAL]))
+        self.write(_FAILED.decode() + json.dumps(_cut(cause)))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -56,6 +57,14 @@ class ProgressWriter:
         began = time.perf_counter()
         yield
         self.write(f"{name}: {time.perf_counter() - began:.1f} s")
+
+
+def _cut(message: str) -> str:
+    """The beginning of a message, which fits into a line."""
+    message = message[:_MAX_REFUSAL]
+    while len(json.dumps(message)) > _MAX_BYTES:
+        message = message[: len(message) // 2]
+    return message
 
 
 @asynccontextmanager

@@ -196,11 +196,19 @@ class FileStore:
         self._place(file)
 
     async def delete(self, file: StoredFile) -> None:
-        """Deletes a file. Raises `ApiError` (409) while a batch uses it."""
+        """Deletes a file.
+
+        Raises:
+            ApiError: 409: a batch uses it.
+            FilesUnavailable: the disk fails.
+        """
         if self.is_used(file):
             message = f"The file {file.id} belongs to a batch that has not ended; cancel it first."
             raise ApiError(409, message, param="file_id", code="file_in_use")
-        await self._drop(file)
+        try:
+            await self._drop(file)
+        except OSError as error:
+            raise FilesUnavailable(error) from None
 
     async def expire(self) -> None:
         """Deletes the files whose time is over."""

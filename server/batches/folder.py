@@ -14,7 +14,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,9 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name in (*Kind, "uploads"):
                 (self._root / name).mkdir(mode=0o700, exist_ok=True)
-            for path_of_upload in (self._root / "uploads").iterdir():
-                path_of_upload.unlink()
+            for unfinished in ((self._root / "uploads").iterdir(), self._root.glob("*/*.new")):
+                for unfinished_path in unfinished:
+                    unfinished_path.unlink()
         except BlockingIOError as error:
             self._lock.close()
             raise OSError(error.errno, "another server uses it") from None
@@ -82,7 +83,7 @@ class Folder:
     def save(self, kind: Kind, record_id: str, record: dict[str, Any]) -> None:
         """Writes a record: the disk has the whole new one, or still the old one."""
         path = self._path(kind, record_id, ".json")
-        temporary = path.with_suffix(".new")
+        temporary = path.with_suffix(f".{uuid.uuid4().hex}.new")
         with temporary.open("w", encoding="ascii") as file:
             json.dump(record, file)
             file.flush()
@@ -95,6 +96,17 @@ class Folder:
             # A record without content is removed at the next start; nothing shows the opposite.
             self.content(record_id).unlink(missing_ok=True)
         self._path(kind, record_id, ".json").unlink(missing_ok=True)
+
+    def remove_contents(self, needed_ids: Collection[str]) -> None:
+        """Removes each content without a record: a crash came between the two.
+
+        Args:
+            needed_ids: of contents that get their record later.
+        """
+        for path in list((self._root / Kind.FILE).iterdir()):
+            has_record = path.with_name(f"{path.name}.json").exists()
+            if _ID.fullmatch(path.name) and not has_record and path.name not in needed_ids:
+                path.unlink()
 
     def records(self, kind: Kind) -> Iterator[dict[str, Any]]:
         """All records of a kind. One that cannot be read is left where it is, and logged."""

@@ -14,13 +14,16 @@ import httpx
 
 from engine_adapter.seam.text import short_repr
 from server.http.body_limit import count_values
-from server.http.headers import REQUEST_ID
+from server.http.headers import IGNORED_FIELDS, REQUEST_ID, UNENFORCED_KEYWORDS
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """The routes that a request of a batch can use."""
 
 Entry = dict[str, Any]
 """A line of the output."""
+
+_NOTICES = (IGNORED_FIELDS, UNENFORCED_KEYWORDS)
+"""Headers of an answer that say what of its request had no effect."""
 
 INVALID_LINE = "invalid_line"
 """The code of the error of a line that is not a valid request."""
@@ -177,12 +180,17 @@ def _skip_line(file: BinaryIO, part: bytes) -> None:
         part = file.readline(2**16)
 
 
-def count_input(path: Path, rules: LineRules = ANY_LINE) -> int:
-    """The number of items. Raises `RepeatedCustomId`, or `BatchError` if it cannot be read."""
+def count_input(path: Path, rules: LineRules = ANY_LINE, max_items: int | None = None) -> int:
+    """The number of items; one more than `max_items` if there are more.
+
+    Raises `RepeatedCustomId`, or `BatchError` if it cannot be read.
+    """
     lines: dict[str, int] = {}
     count = 0
     for item in read_input(path, rules):
         count += 1
+        if max_items is not None and count > max_items:
+            break
         if item.custom_id is None:
             continue
         first_line = lines.setdefault(item.custom_id, item.line)
@@ -238,7 +246,9 @@ def response_entry(request: Request, response: httpx.Response) -> Entry:
         "request_id": response.headers[REQUEST_ID],
         "body": response.json(),
     }
-    return _entry(request.custom_id, answer, None)
+    # What had no effect is named, as over HTTP. OpenAI's entries have no headers.
+    notices = {name: response.headers[name] for name in _NOTICES if name in response.headers}
+    return _entry(request.custom_id, answer | ({"headers": notices} if notices else {}), None)
 
 
 def bad_line_entry(bad: BadLine) -> Entry:

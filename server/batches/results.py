@@ -38,6 +38,7 @@ class Results:
 
     Attributes:
         answers, errors: the files.
+        counted_bytes: those that were counted for the owner.
 
     Raises:
         BatchError: one of the files cannot be used.
@@ -51,6 +52,7 @@ class Results:
         except BaseException:
             self.answers.close()
             raise
+        self.counted_bytes = 0
         self._lock = threading.Lock()
         self._is_open = True
 

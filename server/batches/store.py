@@ -1,5 +1,6 @@
 """`BatchStore`: the batches of all owners, on disk."""
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,6 +50,8 @@ class BatchStore:
         self._disk = files.disk
         self._batches: dict[str, dict[str, Batch]] = {}
         self.num_unfinished = 0
+        self._unsaved_ids: set[str] = set()
+        self._writing: dict[str, asyncio.Lock] = {}
         files.is_used = self._uses
 
     def load(self, records: Iterator[Mapping[str, Any]]) -> None:
@@ -63,6 +66,8 @@ class BatchStore:
             self._of(batch.owner)[batch.id] = batch
             if not batch.has_ended:
                 self._count_unfinished(batch.owner, 1)
+        results = {file_id for batch in self.unfinished() for file_id in batch.file_ids}
+        self._disk.folder.remove_contents(results)
 
     async def create(self, owner: str, request: BatchRequest) -> Batch:
         """A new batch, which waits for its turn.
@@ -82,11 +87,16 @@ class BatchStore:
         batch = Batch.from_request(owner, request, int(self.files.now()))
         with self.files.pending(owner, FILES_OF_BATCH):
             self._of(owner)[batch.id] = batch
+            self._unsaved_ids.add(batch.id)
             try:
                 await self._write(batch)
-            except OSError as error:
+            except BaseException as error:
                 del self._of(owner)[batch.id]
-                raise FilesUnavailable(error) from None
+                if isinstance(error, OSError):
+                    raise FilesUnavailable(error) from None
+                raise
+            finally:
+                self._unsaved_ids.discard(batch.id)
             self._count_unfinished(owner, 1)
         return batch
 
@@ -103,12 +113,12 @@ class BatchStore:
         return list(self._of(owner).values())
 
     def unfinished(self) -> list[Batch]:
-        """The batches of all owners that have not ended, the oldest of each owner first."""
+        """The saved batches that have not ended, the oldest of each owner first."""
         return [
             batch
             for batches in self._batches.values()
             for batch in batches.values()
-            if not batch.has_ended
+            if not batch.has_ended and batch.id not in self._unsaved_ids
         ]
 
     async def begin_cancel(self, batch: Batch) -> None:
@@ -140,9 +150,9 @@ class BatchStore:
             )
         try:
             await self._write(batch)
+            await self._forget_some(batch.owner)
         except OSError as error:
             log.error("batch_not_saved", batch=batch.id, status=status, reason=str(error))
-        await self._forget_some(batch.owner)
 
     async def expire(self) -> None:
         """Forgets ended batches whose time is over."""
@@ -163,12 +173,15 @@ class BatchStore:
             await self._forget(batch)
 
     async def _forget(self, batch: Batch) -> None:
+        self._writing.pop(batch.id, None)
         if self._of(batch.owner).pop(batch.id, None) is not None:
             await self._disk.run(lambda: self._disk.folder.remove(Kind.BATCH, batch.id))
 
     async def _write(self, batch: Batch) -> None:
-        record = batch.record()
-        await self._disk.run(lambda: self._disk.folder.save(Kind.BATCH, batch.id, record))
+        # One write of a batch at a time: the last one has its latest status.
+        async with self._writing.setdefault(batch.id, asyncio.Lock()):
+            record = batch.record()
+            await self._disk.run(lambda: self._disk.folder.save(Kind.BATCH, batch.id, record))
 
     def _of(self, owner: str) -> dict[str, Batch]:
         return self._batches.setdefault(owner, {})

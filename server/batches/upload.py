@@ -1,5 +1,6 @@
 """Reads a file from a form (RFC 7578) while it arrives, straight to the disk."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +14,8 @@ from server.batches.folder import Kind, new_id
 from server.errors import InvalidField
 from server.schema.batches import MAX_FILE_NAME, check_lifetime
 
-MAX_FIELDS, MAX_FIELD_BYTES = 16, 1024
-"""The most fields of the form besides the file, and the most bytes of a field."""
+MAX_FIELD_BYTES, MAX_HEADER_BYTES = 1024, 4096
+"""The most bytes of a field besides the file, and of a header of a part."""
 
 FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
@@ -75,9 +76,15 @@ class Form:
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
+        self._check_header()
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
+        self._check_header()
+
+    def _check_header(self) -> None:
+        if len(self._header) + len(self._value) > MAX_HEADER_BYTES:
+            raise _invalid(f"a header of a part is longer than {MAX_HEADER_BYTES} bytes")
 
     def _header_end(self) -> None:
         if self._header.lower() == b"content-disposition":
@@ -146,7 +153,7 @@ async def receive_file(
                 await upload.write(form, target)
             form.end()
             seconds = check_form(form)
-            await disk.run(target.close)
+            await disk.run(lambda: _sync_and_close(target))
             name = form.file_name or ""
             file = store.new_file(file_id, owner, name, INPUT, upload.num_bytes, seconds)
             await disk.run(lambda: arrived.rename(content))
@@ -156,6 +163,13 @@ async def receive_file(
             raise FilesUnavailable(error) from None
         upload.is_stored = True
     return file
+
+
+def _sync_and_close(file: BinaryIO) -> None:
+    """Closes a file whose content the disk then has, also after a loss of power."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
 
 
 class _Upload:

@@ -171,7 +171,7 @@ class BatchWorker:
             if status in _ENDINGS:
                 ending = partial(results.write_rest, path, rules, *_ENDINGS[status])
                 num_failed = len(results.errors.done)
-                self._files.count_bytes(batch.owner, await self._disk.run(ending))
+                self._count_results(batch, results, await self._disk.run(ending))
                 self._metrics.count_unanswered(len(results.errors.done) - num_failed)
             elif status is not None and batch.status is not Status.FINALIZING:
                 await self._store.reach(batch, Status.FINALIZING)
@@ -181,22 +181,21 @@ class BatchWorker:
             status = Status.FAILED
             batch.faults.append(_fault(error))
         finally:
-            if results is not None:
-                await self._close(batch, results, has_ended=status is not None)
-        if status is not None:
+            is_kept = results is None or await self._close(
+                batch, results, has_ended=status is not None
+            )
+        if status is not None and is_kept:
             await self._store.reach(batch, status)
 
     async def _validated(self, batch: Batch) -> int:
         """The number of lines. Raises `_Failed` or `BatchError`."""
         path, rules = self._disk.folder.content(batch.input_file_id), self._rules(batch)
-        total = await self._disk.run(lambda: count_input(path, rules))
+        max_lines = self._settings.max_batch_requests
+        total = await self._disk.run(lambda: count_input(path, rules, max_lines))
         if not total:
             raise _Failed("empty_file", "The file has no requests.")
-        if total > self._settings.max_batch_requests:
-            max_lines = self._settings.max_batch_requests
-            raise _Failed(
-                "too_many_requests", f"The file has {total} lines of at most {max_lines}."
-            )
+        if total > max_lines:
+            raise _Failed("too_many_requests", f"The file has more than {max_lines} lines.")
         return total
 
     def _rules(self, batch: Batch) -> LineRules:
@@ -208,8 +207,13 @@ class BatchWorker:
         answers, errors = (folder.content(i) for i in (batch.output_file_id, batch.error_file_id))
         results = await self._disk.open(lambda: Results(answers, errors))
         self._count(batch, results)
-        self._files.count_bytes(batch.owner, self._uncounted(batch, results.sizes))
+        self._count_results(batch, results, self._uncounted(batch, results.sizes))
         return results
+
+    def _count_results(self, batch: Batch, results: Results, num_bytes: int) -> None:
+        """Counts bytes of results for their owner."""
+        results.counted_bytes += num_bytes
+        self._files.count_bytes(batch.owner, num_bytes)
 
     def _uncounted(self, batch: Batch, sizes: tuple[int, int]) -> int:
         """The bytes of results that are not files yet; after a restart they may be."""
@@ -217,14 +221,23 @@ class BatchWorker:
         ids = (batch.output_file_id, batch.error_file_id)
         return sum(size for i, size in zip(ids, sizes, strict=True) if i not in files)
 
-    async def _close(self, batch: Batch, results: Results, *, has_ended: bool) -> None:
-        """Closes the results, and makes them files if the batch has ended."""
+    async def _close(self, batch: Batch, results: Results, *, has_ended: bool) -> bool:
+        """Closes the results, and makes them files if the batch has ended.
+
+        Returns whether the batch may end: if the disk does not take the files, it continues later.
+        """
         sizes = await self._disk.run(results.close)
         self._count(batch, results)
+        # A thread may have written an entry after its line was given up.
+        self._count_results(batch, results, self._uncounted(batch, sizes) - results.counted_bytes)
         if has_ended:
-            await self._keep(batch, *sizes)
-        else:
-            self._files.count_bytes(batch.owner, -self._uncounted(batch, sizes))
+            try:
+                await self._keep(batch, *sizes)
+                return True
+            except OSError as error:
+                log.error("batch_files_not_saved", batch=batch.id, reason=str(error))
+        self._count_results(batch, results, -self._uncounted(batch, sizes))
+        return False
 
     async def _answer_lines(
         self, batch: Batch, results: Results, items: Iterator[Request | BadLine]
@@ -253,7 +266,9 @@ class BatchWorker:
                 )
                 if lines.done():
                     lines.result()
-                    return None if interrupted else Status.COMPLETED
+                    num_entries = len(results.answers.done) + len(results.errors.done)
+                    is_complete = num_entries >= batch.total
+                    return Status.COMPLETED if is_complete and not interrupted else None
                 return Status.CANCELLED if stop.is_set() else Status.EXPIRED
             finally:
                 lines.cancel()
@@ -271,7 +286,7 @@ class BatchWorker:
         entry = await self._disk.run(lambda: results.write(item, make_entry))
         self._count(batch, results)
         self._metrics.count_request(completed=entry.completed)
-        self._files.count_bytes(batch.owner, entry.num_bytes)
+        self._count_results(batch, results, entry.num_bytes)
         try:
             self._files.check_bytes(batch.owner)
         except QuotaExceeded as error:

@@ -1,7 +1,7 @@
 """The words of the command line -> settings as written, and arguments of the engine.
 
-The flags are made from the fields of `Settings`. A word that is no such flag may be one of the
-engine's own: only then is the engine imported.
+The flags are made from the fields of `Settings`. Any other word may be a flag of the engine's own:
+only then is the engine imported.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from engine_adapter.seam.config import RESERVED_ARGUMENTS
 from engine_adapter.seam.factory import EngineFlags, engine_flags
 from server.settings import Settings, flag
 from server.settings.access_settings import AccessSettings
+from server.settings.batch_settings import BatchSettings
 from server.settings.engine_arguments import EngineArguments
 from server.settings.fleet_settings import FleetSettings
 from server.settings.http_settings import HttpSettings
@@ -36,6 +37,7 @@ _GROUPS: Mapping[str, type[BaseModel]] = {
     "keys": AccessSettings,
     "fleet of several servers": FleetSettings,
     "limits": LimitSettings,
+    "files and batches": BatchSettings,
     "logs": TelemetrySettings,
     "hangs and deaths of the engine": RecoverySettings,
     "engine, under vLLM's names": EngineArguments,
@@ -47,7 +49,7 @@ REASONS: Mapping[str, str] = {
     **{name: f"cannot be set: {reason}" for name, reason in RESERVED_ARGUMENTS.items()},
     **{name: f"is a setting of vLLM's server; here: {way}" for name, way in INSTEAD.items()},
 }
-"""Name that is no setting -> why, for those that users of vLLM give."""
+"""Name that has no setting here -> why, for those that users of vLLM give."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -129,7 +131,7 @@ def _repeated(words: Sequence[str]) -> Iterator[str]:
 def _refuse(
     words: Sequence[str], parser: argparse.ArgumentParser, *, only_known: bool = False
 ) -> None:
-    """Raises `SettingsError` for the first word that is no setting.
+    """Raises `SettingsError` for the first word, all of which have no setting.
 
     Args:
         only_known: for the first word that has a reason of its own.
@@ -146,7 +148,7 @@ def _refuse(
 
 
 def refusal(name: str, spelling: str, known_names: Sequence[str], kind: str = "setting") -> str:
-    """Why a name that is no setting is refused.
+    """Why an unknown name is refused.
 
     Args:
         spelling: how the user wrote it.

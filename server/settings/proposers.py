@@ -100,7 +100,7 @@ def _as_ours(fields: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's fields of a proposer, in the names of this server."""
     ours = {name: value for name, value in fields.items() if value is not None}
     method = ours.get("method", ours.get("model"))
-    if method in _LOOKUPS:
+    if isinstance(method, str) and method in _LOOKUPS:
         ours.pop("model", None)
         ours["method"] = _LOOKUPS[method]
     elif isinstance(method, str) and method.endswith("_mtp"):

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from engine_adapter.seam.parsing import NoCallGrammar
 
@@ -63,6 +63,9 @@ _OBJECT_KEYWORDS = {
     *("$defs", "definitions", "$schema", "$id", "title", "description", "default", "examples"),
 }
 _NOTES = {"title", "description", "default", "examples", "deprecated"}
+_MAX_TEXT = 1_000_000
+"""The most characters of the JSON schemas of one call's arguments: each has all definitions."""
+
 _NAME = re.compile(r"[\w.-]+")
 _PYTHON_NAME = re.compile(r"[a-zA-Z]\w*", re.ASCII)
 _ANY_NAME = "[a-zA-Z][a-zA-Z0-9_]{0,62}"
@@ -104,6 +107,13 @@ class ParameterWriter:
             schema = {"type": "object"}
         properties: Mapping[str, Any] = schema.get("properties") or {}
         required = schema.get("required") or ()
+        if not isinstance(properties, Mapping):
+            raise _unheld("properties that are not an object")
+        if not _is_list_of_texts(required):
+            raise _unheld("required that is not a list of texts")
+        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        if len(properties) * len(json.dumps(definitions)) > _MAX_TEXT:
+            raise _unheld("so many properties beside so long definitions")
         if unknown := sorted(schema.keys() - _OBJECT_KEYWORDS):
             raise _unheld(unknown[0])
         if missing := sorted(set(required) - properties.keys()):
@@ -118,14 +128,14 @@ class ParameterWriter:
             after_none, after_some = (
                 self._rule(
                     "arguments",
-                    f"{self._argument(name, resolved, schema, separator)} {after_some}"
+                    f"{self._argument(name, resolved, definitions, separator)} {after_some}"
                     + (f" | {otherwise}" if is_optional else ""),
                 )
                 for separator, otherwise in (("", after_none), (self._style.between, after_some))
             )
         return after_none
 
-    def _argument(self, name: str, value: Any, tool_schema: Schema, separator: str) -> str:
+    def _argument(self, name: str, value: Any, definitions: Schema, separator: str) -> str:
         style = self._style
         if (_NAME if style.marks else _PYTHON_NAME).fullmatch(name) is None:
             raise _unheld(f"the property {name!r}")
@@ -136,9 +146,6 @@ class ParameterWriter:
             return f"({' | '.join(self._literal(begin + text + style.end) for text in texts)})"
         if is_text:
             return f"{self._literal(begin)} {self._text()}"
-        definitions = {
-            key: tool_schema[key] for key in ("$defs", "definitions") if key in tool_schema
-        }
         json_value = self._json_value({**definitions, **value})
         return f"{self._literal(begin)} {json_value} {self._literal(style.end)}".rstrip()
 
@@ -184,7 +191,7 @@ def _resolved(schema: Any, tool_schema: Schema) -> Any:
 def _texts(schema: Schema) -> Sequence[str] | None:
     """The texts that the value is one of, if the schema names them."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if values is None or not all(isinstance(value, str) for value in values):
+    if not _is_list_of_texts(values):
         return None
     if schema.keys() - _NOTES - {"const", "enum", "type"}:
         raise _unheld("keywords beside enum")
@@ -198,6 +205,8 @@ def _may_be_text(schema: Schema) -> bool:
     keywords = schema.keys() - _NOTES
     branches = schema.get("anyOf") if keywords == {"anyOf"} else None
     if branches is not None:
+        if not isinstance(branches, list):
+            raise _unheld("anyOf that is not a list")
         kinds: Sequence[str] = [kind for branch in branches for kind in _kinds(branch)]
         if "string" in kinds and any(branch.keys() - _NOTES != {"type"} for branch in branches):
             raise _unheld("anyOf")
@@ -210,9 +219,14 @@ def _may_be_text(schema: Schema) -> bool:
 
 def _kinds(schema: Any) -> Sequence[str]:
     kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind is None:
+    kinds = [kind] if isinstance(kind, str) else kind
+    if not _is_list_of_texts(kinds):
         raise _unheld("a property without a type")
-    return [kind] if isinstance(kind, str) else list(kind)
+    return list(kinds)
+
+
+def _is_list_of_texts(value: Any) -> TypeGuard[Sequence[str]]:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
 
 
 def _unheld(what: str) -> NoCallGrammar:

@@ -181,7 +181,7 @@ class ResponseStore:
         while self._num_entries > self.max_responses:
             self._drop_from(max(self._shelves.values(), key=lambda each: len(each.entries)))
         self._fit_bytes()
-        return True
+        return entry.id in shelf.entries
 
     def replace(self, conversation: StoredConversation) -> bool:
         """Stores a conversation in the place of the one with its id. Returns whether it fits."""

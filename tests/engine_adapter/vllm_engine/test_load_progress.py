@@ -192,13 +192,15 @@ async def test_a_failed_start_has_the_first_exception_of_the_engines_process() -
     async def start() -> None:
         async with progress_pipe(lines.append) as pipe:
             writer = ProgressWriter(pipe)
-            writer.fail(AttributeError("no conv_dim"))
+            writer.fail(AttributeError("no conv_dim " + "\U0001f642" * 2000))
             writer.fail(RuntimeError("See root cause above."))
             raise EngineStartError("Failed core proc(s): {}")
 
     with pytest.raises(EngineStartError) as caught:
         await start()
-    assert str(caught.value) == "vLLM did not start: AttributeError: no conv_dim"
+    assert str(caught.value).startswith(
+        "vLLM did not start: AttributeError: no conv_dim \U0001f642"
+    )
     assert lines == []
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from server.batches.lines import (
@@ -15,6 +16,7 @@ from server.batches.lines import (
     Request,
     count_input,
     read_input,
+    response_entry,
 )
 
 RULES = LineRules(("/v1/completions",), max_bytes=200, max_values=40)
@@ -53,6 +55,23 @@ def test_values_are_counted_before_a_line_is_parsed(tmp_path: Path) -> None:
     (item,) = read_input(path, RULES)
     assert isinstance(item, BadLine)
     assert item.message == "the line has more than 40 values"
+
+
+def test_lines_above_the_limit_are_not_counted_to_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"".join(line(str(i)) + b"\n" for i in range(9)) + line("0"))
+    assert count_input(path, max_items=5) == 6
+    with pytest.raises(RepeatedCustomId):
+        count_input(path, max_items=10)
+
+
+def test_what_had_no_effect_is_named_with_the_answer() -> None:
+    request = Request(1, "a", "/v1/completions", b"{}")
+    headers = {"x-request-id": "r", "x-specgate-ignored-fields": "user_name"}
+    entry_with = response_entry(request, httpx.Response(200, headers=headers, json={}))
+    assert entry_with["response"]["headers"] == {"x-specgate-ignored-fields": "user_name"}
+    plain = response_entry(request, httpx.Response(200, headers={"x-request-id": "r"}, json={}))
+    assert "headers" not in plain["response"]
 
 
 def test_a_repeated_id_says_which_line_without_a_path(tmp_path: Path) -> None:

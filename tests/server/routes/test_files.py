@@ -273,6 +273,8 @@ async def test_files_survive_a_restart_and_what_is_broken_is_left_out(
     (folder / "files" / ids[0]).unlink()
     (folder / "files" / f"{ids[1]}.json").write_text(broken)
     (folder / "uploads" / "left").write_text("of a crash")
+    (folder / "files" / f"file-{'0' * 32}").write_text("a crash came before its record")
+    (folder / "files" / f"{ids[2]}.0.new").write_text("{half")
     second = await start(files_dir=str(folder), **TEAMS)
     listed = (await second.client.get("/v1/files", headers=A)).json()["data"]
     assert [(file["id"], file["filename"]) for file in listed] == [(ids[2], "2")]

@@ -304,6 +304,11 @@ def test_every_call_that_the_grammar_makes_is_read_and_fits_its_schema(held: Hel
         ({"x": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}}, "anyOf"),
         ({"x": {"$ref": "#/$defs/none"}}, "$ref"),
         ({"x": True}, "a property without a schema"),
+        ({"x": {"type": 5}}, "a property without a type"),
+        ({"x": {"type": [5]}}, "a property without a type"),
+        ({"x": {"enum": 5}}, "a property without a type"),
+        ({"x": {"anyOf": 5}}, "anyOf that is not a list"),
+        ({"x": {"anyOf": [5]}}, "a property without a type"),
     ],
 )
 def test_what_marked_parameters_cannot_hold_is_named(schema: dict[str, Any], part: str) -> None:
@@ -316,6 +321,17 @@ def test_what_marked_parameters_cannot_hold_is_named(schema: dict[str, Any], par
     [
         ({"type": "object", "minProperties": 1}, "minProperties"),
         ({"type": "object", "required": ["y"]}, "required y"),
+        ({"type": "object", "required": 5}, "required that is not a list"),
+        ({"type": "object", "required": [[]]}, "required that is not a list"),
+        ({"type": "object", "properties": [1]}, "properties that are not an object"),
+        (
+            {
+                "type": "object",
+                "properties": {f"p{i}": {"type": "integer"} for i in range(5000)},
+                "$defs": {"long": {"description": "x" * 250_000}},
+            },
+            "so many properties beside so long definitions",
+        ),
     ],
 )
 def test_what_an_object_of_parameters_cannot_hold_is_named(
