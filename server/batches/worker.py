@@ -155,7 +155,8 @@ class BatchWorker:
         finally:
             del self._tasks[batch.id]
             self._stops.pop(batch.id, None)
-            self._wake.set()
+            if batch.has_ended:
+                self._wake.set()  # one that has not ended is tried again at the next tick
 
     async def _answer(self, batch: Batch) -> None:
         """Answers what has no answer, and ends the batch unless the server stops before."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from server.batches.files import OUTPUT, FileStore, StoredFile
 from server.batches.folder import Folder
 from server.settings.types import SettingError
 from tests.server.conftest import StartGateway
@@ -325,6 +326,27 @@ async def test_a_quota_of_bytes_ends_a_batch_and_keeps_what_is_answered(
     completed = ended["request_counts"]["completed"]
     assert 0 < completed < 100
     assert len(await entries(gateway, ended["output_file_id"])) == completed
+
+
+async def test_a_disk_that_is_full_at_the_end_loses_no_answer(
+    start: StartGateway, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.batches.worker.TICK_S", 0.05)
+    add, num_refused = FileStore.add, 0
+
+    async def refuse(store: FileStore, file: StoredFile) -> None:
+        nonlocal num_refused
+        if file.purpose == OUTPUT and num_refused < 3:
+            num_refused += 1
+            raise OSError(28, "No space left on device")
+        await add(store, file)
+
+    monkeypatch.setattr(FileStore, "add", refuse)
+    gateway = await start(files_dir=folder)
+    ended = await end(gateway, await create(gateway, [line(f"r{i}") for i in range(5)]))
+    assert (ended["status"], num_refused) == ("completed", 3)
+    assert len(await entries(gateway, ended["output_file_id"])) == 5
+    assert gateway.sample("specgate_file_bytes") == content_bytes(folder)
 
 
 async def test_an_engine_that_dies_loses_no_line(start: StartGateway, folder: str) -> None:
