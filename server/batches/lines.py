@@ -118,7 +118,7 @@ class Tokens:
 
 
 @dataclass(slots=True)
-class Done:
+class OutputCounts:
     """The entries that an output file has already.
 
     Attributes:
@@ -344,8 +344,8 @@ class Output:
         self.done.add(entry)
         return len(line)
 
-    def _read(self) -> Done:
-        done = Done()
+    def _read(self) -> OutputCounts:
+        counts = OutputCounts()
         end = 0
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -353,11 +353,11 @@ class Output:
                     self._cut(number, line, end)
                     break
                 try:
-                    done.add(json.loads(line))
+                    counts.add(json.loads(line))
                 except (ValueError, KeyError, TypeError):
                     raise self._not_a_batch(number) from None
                 end += len(line)
-        return done
+        return counts
 
     def _cut(self, number: int, line: bytes, end: int) -> None:
         """Removes the last line, which an interrupted run did not finish."""

@@ -19,7 +19,7 @@ from server.batches.lines import (
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class EntryReceipt:
     """An entry that was written.
 
     Attributes:
@@ -69,14 +69,14 @@ class Results:
         """The lines of an input without an entry. Raises `BatchError`."""
         return (item for item in read_input(path, rules) if not self.has(item))
 
-    def write(self, item: Request | BadLine, make_entry: Callable[[], Entry]) -> Written:
+    def write(self, item: Request | BadLine, make_entry: Callable[[], Entry]) -> EntryReceipt:
         """Writes the entry of a line that has none. Raises `BatchError`."""
         entry = make_entry()
         with self._lock:
             if not self._is_open or self.has(item):
-                return Written(0, completed=False)
+                return EntryReceipt(0, completed=False)
             file = self._file_of(entry)
-            return Written(file.write(entry), completed=file is self.answers)
+            return EntryReceipt(file.write(entry), completed=file is self.answers)
 
     def write_rest(self, path: Path, rules: LineRules, code: str, message: str) -> int:
         """Writes an error for each line without an entry, and returns the bytes of all.

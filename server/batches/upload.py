@@ -140,12 +140,12 @@ async def receive_file(
     """
     form, file_id = Form(content_type), new_id(Kind.FILE)
     disk = store.disk
-    arrived, content = disk.folder.upload(file_id), disk.folder.content(file_id)
+    upload_path, content = disk.folder.upload(file_id), disk.folder.content(file_id)
     upload = _Upload(store, owner)
     with store.transfer(owner), store.pending(owner, 1), ExitStack() as cleanup:
         try:
-            cleanup.callback(arrived.unlink, missing_ok=True)
-            target = await disk.open(lambda: arrived.open("xb"))
+            cleanup.callback(upload_path.unlink, missing_ok=True)
+            target = await disk.open(lambda: upload_path.open("xb"))
             cleanup.callback(upload.give_back)
             cleanup.enter_context(target)
             async for piece in body:
@@ -156,7 +156,7 @@ async def receive_file(
             await disk.run(lambda: _sync_and_close(target))
             name = form.file_name or ""
             file = store.new_file(file_id, owner, name, INPUT, upload.num_bytes, seconds)
-            await disk.run(lambda: arrived.rename(content))
+            await disk.run(lambda: upload_path.rename(content))
             cleanup.callback(upload.discard, content)
             await store.add(file)
         except OSError as error:

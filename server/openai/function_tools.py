@@ -69,7 +69,7 @@ class FunctionTools:
         functions, paths, arguments = zip(*rows, strict=True)
         return FunctionTools(functions, paths, arguments, choice, self.single)
 
-    def held(self, name: str, arguments: StructuredOutput) -> "FunctionTools":
+    def with_arguments(self, name: str, arguments: StructuredOutput) -> "FunctionTools":
         """The functions, the arguments of one of them held to another constraint."""
         names = [function.name for function in self.functions]
         place = names.index(name)

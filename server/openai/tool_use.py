@@ -159,7 +159,7 @@ def _held_fields(chat: ChatInput) -> tuple[str, ...]:
     tools, answer = chat.tools, chat.constraint
     of_format = () if answer is None else (constraint_field(answer.param, chat.names.format),)
     of_tools = (
-        f"{path}.strict"
+        path.strict
         for path, function in zip(tools.paths, tools.functions, strict=True)
         if function.strict
     )

@@ -159,10 +159,10 @@ def _read_mapping(content: Mapping[Any, Any], where: str) -> tuple[dict[str, Any
     flags = engine_flags(settings.get("engine", "vllm"))
     arguments = () if flags is None else flags.argument_names()
     known_names = [*Settings.model_fields, *arguments]
-    refused = [name for name in values if name not in arguments or name in REASONS]
-    if refused:
+    refused_names = [name for name in values if name not in arguments or name in REASONS]
+    if refused_names:
         raise SettingsError(
-            *(f"{name} in {where}: {refusal(name, name, known_names)}" for name in refused)
+            *(f"{name} in {where}: {refusal(name, name, known_names)}" for name in refused_names)
         )
     return settings, values
 

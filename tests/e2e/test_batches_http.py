@@ -44,7 +44,7 @@ def poll(client: openai.OpenAI, batch_id: str, answered: int = LINES) -> openai.
 def test_a_batch_is_answered_over_a_restart_and_beside_other_requests(tmp_path: Path) -> None:
     lines = [line(i, spec_decode={"proposer": PROPOSERS[i % 4]}) for i in range(LINES)]
     source = tmp_path / "batchinput.jsonl"
-    source.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    source.write_text("".join(f"{json.dumps(fields)}\n" for fields in lines))
     flags = ["--files-dir", str(tmp_path / "files")]
 
     server = Served.start_beside(tmp_path / "first.log", *flags)
@@ -71,11 +71,11 @@ def test_a_batch_is_answered_over_a_restart_and_beside_other_requests(tmp_path: 
         assert batch.output_file_id is not None
         rows = client.files.content(batch.output_file_id).text.splitlines()
         entries = {entry["custom_id"]: entry for entry in map(json.loads, rows)}
-        assert (len(rows), set(entries)) == (LINES, {one["custom_id"] for one in lines})
+        assert (len(rows), set(entries)) == (LINES, {fields["custom_id"] for fields in lines})
         alone = client.chat.completions.create(**line(0)["body"])
     assert server.stop() == 0
-    for i, one in enumerate(lines):
-        body = entries[one["custom_id"]]["response"]["body"]
+    for i, fields in enumerate(lines):
+        body = entries[fields["custom_id"]]["response"]["body"]
         assert body["metrics"]["speculative_decoding"]["proposer"] == PROPOSERS[i % 4]
     # The text is that of the request alone, whatever drafted beside it.
     text = entries["request-0"]["response"]["body"]["choices"][0]["message"]["content"]

@@ -53,14 +53,14 @@ def test_a_call_fits_its_grammar_under_every_proposer(
 def test_a_definition_that_is_not_valid_is_refused_by_name(
     client: openai.OpenAI, syntax: str, definition: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(
             **ASKED,
             tools=[tool(syntax, definition)],
             tool_choice={"type": "custom", "name": "robot"},
             background=True,
         )
-    assert refused.value.param == "tools.0.format.definition"
+    assert caught.value.param == "tools.0.format.definition"
 
 
 def test_a_response_in_the_background_has_the_text_of_another_one(client: openai.OpenAI) -> None:

@@ -123,13 +123,13 @@ def _tags(form: CallForm, schemas: Mapping[str, Any], *, single_call: bool) -> l
             _tag(form.begin + call["begin"], call["content"], call["end"] + form.end)
             for call in calls
         ]
-    listed = {
+    call_list = {
         "type": "tags_with_separator",
         "tags": calls,
         "separator": form.between,
         "stop_after_first": single_call,
     }
-    return [_tag(form.begin, listed, form.end)]
+    return [_tag(form.begin, call_list, form.end)]
 
 
 def _tag(begin: str, content: Node, end: str) -> Node:

@@ -76,6 +76,6 @@ def spelled_out(words: Sequence[str]) -> list[str]:
     parser.add_argument("words", nargs=argparse.REMAINDER)
     # After a first word all others are taken as they are. vLLM would read a file that is named
     # after the word --config.
-    hidden = ["--config=" if word == "--config" else word for word in words]
-    spelled: list[str] = parser.parse_args(["words", *hidden]).words[1:]
-    return ["--config" if word == "--config=" else word for word in spelled]
+    safe_words = ["--config=" if word == "--config" else word for word in words]
+    spelled_words: list[str] = parser.parse_args(["words", *safe_words]).words[1:]
+    return ["--config" if word == "--config=" else word for word in spelled_words]

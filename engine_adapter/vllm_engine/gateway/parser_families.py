@@ -23,7 +23,7 @@ class Family:
         tool_call_parser: vLLM's parser of the calls.
         reasoning_parser: vLLM's parser of the reasoning, where such a model reasons.
         marks: of the reasoning.
-        told: what a template has that tells the model of such calls in words and writes none.
+        tool_marks: what a template has that tells the model of such calls in words and writes none.
         example: a call of `EXAMPLE_NAME` with `EXAMPLE_ARGUMENTS`, for templates that write none.
         architectures: how the architecture's name in `config.json` begins; empty: any.
     """
@@ -33,7 +33,7 @@ class Family:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     marks: Marks = THINK
-    told: str = ""
+    tool_marks: str = ""
     example: str = ""
     architectures: tuple[str, ...] = ()
 
@@ -52,7 +52,7 @@ class Family:
         """
         if call:
             return call if self.call and re.search(self.call, call) else ""
-        return self.example if self.told and self.told in source else ""
+        return self.example if self.tool_marks and self.tool_marks in source else ""
 
 
 _JSON_CALL = r'<tool_call>\s*\{"name":.*"arguments":'
@@ -174,7 +174,7 @@ FAMILIES: tuple[Family, ...] = (
         "LFM 2",
         r"<\|tool_call_start\|>\[",
         "lfm2",
-        told="<|tool_list_start|>",
+        tool_marks="<|tool_list_start|>",
         example='<|tool_call_start|>[get_weather(city="Bonn", days=3)]<|tool_call_end|>',
     ),
     Family("Olmo 3", r"<function_calls>\s*\w+\(", "olmo3", "olmo3"),
@@ -189,7 +189,7 @@ FAMILIES: tuple[Family, ...] = (
         "granite",
         "granite",
         _GRANITE,
-        told="<|tool_call|> followed by a JSON list",
+        tool_marks="<|tool_call|> followed by a JSON list",
         example='<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Bonn", "days": 3}}]',
     ),
     Family("Phi-4 mini", r"functools\[", "phi4_mini_json"),

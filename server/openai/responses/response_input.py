@@ -166,7 +166,7 @@ def _tools(body: ResponsePrompt, tools: CallableTools) -> FunctionTools:
     if isinstance(checked.choice, NamedTool):
         name = checked.choice.function.name
         lark = tools.by_name[name].lark
-        return checked if lark is None else checked.held(name, lark)
+        return checked if lark is None else checked.with_arguments(name, lark)
     if not isinstance(choice, AllowedTools):
         return checked
     names = {

@@ -39,15 +39,15 @@ def failed_object(
     response: PreparedResponse, error: ApiError, output: Sequence[Item]
 ) -> ResponseObject:
     """The response with the error that has ended it."""
-    failed = response_object(response, "failed", output)
+    body = response_object(response, "failed", output)
     # OpenAI's codes of a failure are few; `type` tells the causes apart.
-    failed["error"] = {
+    body["error"] = {
         "code": "server_error",
         "message": error.message,
         "type": error.code or error.type,
         "param": error.param,
     }
-    return failed
+    return body
 
 
 def stored_response(

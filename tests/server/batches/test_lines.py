@@ -99,8 +99,8 @@ def test_an_output_knows_its_entries_and_their_tokens(tmp_path: Path) -> None:
     }
     with Output(path) as output:
         sizes = [
-            output.write(one)
-            for one in (
+            output.write(row)
+            for row in (
                 *(entry("a", chat), entry("b", response), entry("c", None)),
                 entry("d", chat, status=400),
             )

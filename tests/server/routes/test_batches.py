@@ -36,7 +36,7 @@ def long_lines(count: int, tokens: int = 40) -> list[dict[str, Any]]:
 
 
 def jsonl(lines: list[Any]) -> bytes:
-    texts = (one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines)
+    texts = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in lines)
     return b"".join(text + b"\n" for text in texts)
 
 
@@ -78,7 +78,7 @@ async def retrieve(
 async def end(
     gateway: Gateway, batch: dict[str, Any], headers: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    return await until(gateway, batch, lambda seen: seen["status"] in ENDED, headers)
+    return await until(gateway, batch, lambda shown: shown["status"] in ENDED, headers)
 
 
 async def until(
@@ -89,12 +89,12 @@ async def until(
 ) -> dict[str, Any]:
     """The batch, once the condition holds."""
     deadline = time.monotonic() + 120
-    seen = await retrieve(gateway, batch, headers)
-    while not condition(seen):
-        assert time.monotonic() < deadline, seen
+    shown = await retrieve(gateway, batch, headers)
+    while not condition(shown):
+        assert time.monotonic() < deadline, shown
         await asyncio.sleep(0.01)
-        seen = await retrieve(gateway, batch, headers)
-    return seen
+        shown = await retrieve(gateway, batch, headers)
+    return shown
 
 
 async def entries(
@@ -142,8 +142,8 @@ async def test_each_line_has_one_entry_in_the_right_file(start: StartGateway, fo
     content = await gateway.client.get(f"/v1/files/{ended['error_file_id']}/content")
     failures = [json.loads(row) for row in content.text.splitlines()]
     assert len(failures) == 7
-    (refused,) = [row for row in failures if row["response"] is not None]
-    assert (refused["custom_id"], refused["response"]["status_code"]) == ("refused", 400)
+    (refusal,) = [row for row in failures if row["response"] is not None]
+    assert (refusal["custom_id"], refusal["response"]["status_code"]) == ("refused", 400)
     messages = {row["error"]["line"]: row["error"]["message"] for row in failures if row["error"]}
     assert messages[5] == "line 5: url must be /v1/completions"
     assert messages[7] == "line 7: the line is longer than 1000 bytes"
@@ -225,8 +225,8 @@ async def test_a_key_has_few_unfinished_batches(start: StartGateway, folder: str
         "endpoint": "/v1/completions",
         "completion_window": "24h",
     }
-    refused = await gateway.client.post("/v1/batches", json=body, headers=A)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "batch_limit_exceeded")
+    refusal = await gateway.client.post("/v1/batches", json=body, headers=A)
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (429, "batch_limit_exceeded")
     assert gateway.sample("specgate_unfinished_batches") == 1
     await end(gateway, await create(gateway, [line("a")], B), B)
     await gateway.client.post(f"/v1/batches/{batch['id']}/cancel", headers=A)
@@ -237,10 +237,10 @@ async def test_a_key_has_few_unfinished_batches(start: StartGateway, folder: str
 async def test_a_cancel_keeps_what_is_answered(start: StartGateway, folder: str) -> None:
     gateway = await start(files_dir=folder, engine_args=SLOW, max_num_seqs=4)
     batch, waiting = [await create(gateway, long_lines(30)) for _ in range(2)]
-    await until(gateway, batch, lambda seen: seen["request_counts"]["completed"] > 0)
+    await until(gateway, batch, lambda shown: shown["request_counts"]["completed"] > 0)
     assert (await retrieve(gateway, waiting))["status"] == "validating"
-    for one in (batch, waiting):
-        await gateway.client.post(f"/v1/batches/{one['id']}/cancel")
+    for each in (batch, waiting):
+        await gateway.client.post(f"/v1/batches/{each['id']}/cancel")
     ended = await end(gateway, batch)
     counts = ended["request_counts"]
     assert (ended["status"], counts["completed"] + counts["failed"]) == ("cancelled", 30)
@@ -249,8 +249,8 @@ async def test_a_cancel_keeps_what_is_answered(start: StartGateway, folder: str)
     errors = await entries(gateway, ended["error_file_id"])
     assert len(errors) == counts["failed"]
     assert {entry["error"]["code"] for entry in errors.values()} == {"batch_cancelled"}
-    other = await end(gateway, waiting)
-    assert other["request_counts"] == {"total": 30, "completed": 0, "failed": 30}
+    ended_later = await end(gateway, waiting)
+    assert ended_later["request_counts"] == {"total": 30, "completed": 0, "failed": 30}
     await eventually(lambda: gateway.engine.num_running == 0)
 
 
@@ -276,7 +276,7 @@ async def test_a_batch_continues_after_a_restart(start: StartGateway, folder: st
         [*long_lines(30), b"{broken"],
         output_expires_after={"anchor": "created_at", "seconds": 3600},
     )
-    await until(first, batch, lambda seen: seen["request_counts"]["completed"] >= 3)
+    await until(first, batch, lambda shown: shown["request_counts"]["completed"] >= 3)
     await first.state.enabled_batches().close()
     before = await retrieve(first, batch)
     assert before["status"] == "in_progress"
@@ -414,9 +414,9 @@ async def test_lines_are_not_requests_over_http(start: StartGateway, folder: str
 
 
 def test_a_folder_in_use_or_that_cannot_be_used_is_a_wrong_setting(folder: str) -> None:
-    other = Folder(folder)
+    second = Folder(folder)
     with pytest.raises(SettingError, match="another server uses it"):
         build(files_dir=folder)
-    other.close()
+    second.close()
     with pytest.raises(SettingError, match="No such file"):
         build(files_dir=f"{folder}/missing/below")

@@ -38,7 +38,7 @@ def line(custom_id: str, **body: Any) -> dict[str, Any]:
 
 def run(client: openai.OpenAI, path: Path, lines: list[Any]) -> openai.types.Batch:
     """What OpenAI's guide does: upload, create, poll."""
-    path.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in lines))
     with path.open("rb") as file:
         batch_input_file = client.files.create(file=file, purpose="batch")
     batch = client.batches.create(
@@ -104,7 +104,7 @@ def test_files_and_batches_are_listed_and_deleted(client: openai.OpenAI, tmp_pat
 def test_a_batch_is_cancelled(client: openai.OpenAI, tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     lines = [line(f"r{i}", max_tokens=400, ignore_eos=True) for i in range(100)]
-    path.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in lines))
     file = client.files.create(
         file=path, purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
     )

@@ -64,8 +64,8 @@ async def test_it_is_made_read_changed_and_deleted(gateway: Gateway) -> None:
 
 async def test_its_items_are_added_listed_read_and_deleted(gateway: Gateway) -> None:
     path = f"{PATH}/{(await created(gateway))['id']}"
-    given = [{"role": "user", "content": str(number)} for number in range(30)]
-    added = (await gateway.post(f"{path}/items", {"items": given})).json()
+    items = [{"role": "user", "content": str(number)} for number in range(30)]
+    added = (await gateway.post(f"{path}/items", {"items": items})).json()
     ConversationItemList.model_validate(added)
     assert len(added["data"]) == 30
     newest = (await gateway.client.get(f"{path}/items")).json()
@@ -124,8 +124,8 @@ async def test_calls_of_a_conversation_need_their_outputs(gateway: Gateway) -> N
     forced = {"tools": [tool], "tool_choice": "required", "max_output_tokens": 100}
     first = await respond(gateway, input="Call.", conversation=name, **forced)
     call = first["output"][-1]
-    asked = {"input": "And now?", "conversation": name}
-    error = (await gateway.post(RESPONSES, asked)).json()["error"]
+    body = {"input": "And now?", "conversation": name}
+    error = (await gateway.post(RESPONSES, body)).json()["error"]
     assert (error["param"], "has no output" in error["message"]) == ("conversation", True)
     outputs = [
         {"type": "function_call_output", "call_id": item["call_id"], "output": "noon"}
@@ -133,7 +133,7 @@ async def test_calls_of_a_conversation_need_their_outputs(gateway: Gateway) -> N
     ]
     await respond(gateway, input=outputs, conversation=name)
     assert call["call_id"]
-    await respond(gateway, **asked)
+    await respond(gateway, **body)
 
 
 async def test_a_response_that_fails_adds_nothing(start: StartGateway) -> None:
@@ -145,10 +145,10 @@ async def test_a_response_that_fails_adds_nothing(start: StartGateway) -> None:
 
 async def test_it_belongs_to_its_key(start: StartGateway) -> None:
     gateway = await start(**KEYS, admin_key=("admin",))
-    one = bearer("one")
-    made = await gateway.post(PATH, {"items": [USER]}, headers=one)
-    path = f"{PATH}/{made.json()['id']}"
-    (item,) = (await gateway.client.get(f"{path}/items", headers=one)).json()["data"]
+    headers = bearer("one")
+    conversation = (await gateway.post(PATH, {"items": [USER]}, headers=headers)).json()
+    path = f"{PATH}/{conversation['id']}"
+    (item,) = (await gateway.client.get(f"{path}/items", headers=headers)).json()["data"]
     for key in ("two", "admin"):
         for method, where, body in (
             ("GET", path, None),
@@ -158,20 +158,20 @@ async def test_it_belongs_to_its_key(start: StartGateway) -> None:
             ("POST", f"{path}/items", {"items": [USER]}),
             ("GET", f"{path}/items/{item['id']}", None),
             ("DELETE", f"{path}/items/{item['id']}", None),
-            ("POST", RESPONSES, {"input": "a", "conversation": made.json()["id"]}),
+            ("POST", RESPONSES, {"input": "a", "conversation": conversation["id"]}),
         ):
             response = await gateway.client.request(method, where, json=body, headers=bearer(key))
             assert response.json()["error"]["code"] == "conversation_not_found", where
             assert response.status_code == 404
-    assert (await gateway.client.get(path, headers=one)).status_code == 200
+    assert (await gateway.client.get(path, headers=headers)).status_code == 200
 
 
 async def test_a_conversation_is_no_response(gateway: Gateway) -> None:
     name = (await created(gateway))["id"]
     error = (await gateway.client.get(f"{RESPONSES}/{name}")).json()["error"]
     assert error["code"] == "response_not_found"
-    made = await respond(gateway, input="a")
-    error = (await gateway.client.get(f"{PATH}/{made['id']}")).json()["error"]
+    response = await respond(gateway, input="a")
+    error = (await gateway.client.get(f"{PATH}/{response['id']}")).json()["error"]
     assert error["code"] == "conversation_not_found"
     body = {"input": "a", "previous_response_id": name}
     error = (await gateway.post(RESPONSES, body)).json()["error"]

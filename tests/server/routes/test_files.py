@@ -173,8 +173,8 @@ async def test_a_large_file_is_streamed_to_the_disk_and_back(
     response = await gateway.client.get(f"/v1/files/{file['id']}/content")
     assert response.content == content
     assert response.headers["content-disposition"] == "attachment"
-    refused = await gateway.client.post("/v1/batches", content=b" " * 1001)
-    assert refused.status_code == 413
+    refusal = await gateway.client.post("/v1/batches", content=b" " * 1001)
+    assert refusal.status_code == 413
 
 
 async def test_sizes_and_numbers_have_limits_for_each_key(

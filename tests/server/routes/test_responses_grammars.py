@@ -35,9 +35,9 @@ NAMED = {"type": "custom", "name": "robot"}
 
 def constraint(requests: list[GenerationRequest]) -> StructuredOutput:
     """That of the last request."""
-    found = requests[-1].sampling.structured_output
-    assert found is not None
-    return found
+    output = requests[-1].sampling.structured_output
+    assert output is not None
+    return output
 
 
 async def test_a_regular_expression_is_a_pattern_of_the_only_argument(
@@ -48,9 +48,9 @@ async def test_a_regular_expression_is_a_pattern_of_the_only_argument(
         body = {"input": "a", "tools": [REGEX], "tool_choice": choice}
         response = await gateway.post(PATH, body)
         assert IGNORED_FIELDS not in response.headers
-        found = constraint(requests)
-        assert found.param == "tools.0.format.definition"
-        schema = json.loads(found.value)
+        output = constraint(requests)
+        assert output.param == "tools.0.format.definition"
+        schema = json.loads(output.value)
         parameters = schema if choice is NAMED else schema["$defs"]["robot"]
         assert parameters["properties"] == {
             "input": {"type": "string", "pattern": "^(?:[0-9]{4}-[0-9]{2})$"}
@@ -72,8 +72,8 @@ async def test_anchors_around_a_regular_expression_say_nothing(
     requests = record_requests(gateway, monkeypatch)
     body = {"input": "a", "tools": [tool("regex", definition)], "tool_choice": NAMED}
     assert (await gateway.post(PATH, body)).status_code == 200
-    (found,) = json.loads(constraint(requests).value)["properties"].values()
-    assert found["pattern"] == pattern
+    (schema,) = json.loads(constraint(requests).value)["properties"].values()
+    assert schema["pattern"] == pattern
 
 
 async def test_a_chosen_call_is_held_to_a_regular_expression_as_a_strict_one_is(
@@ -83,9 +83,9 @@ async def test_a_chosen_call_is_held_to_a_regular_expression_as_a_strict_one_is(
     schemas: list[Any] = []
     call_constraint = FakeParsing.call_constraint
 
-    def recorded(self: FakeParsing, found: Any, *args: Any, **more: Any) -> Any:
-        schemas.append(found)
-        return call_constraint(self, found, *args, **more)
+    def recorded(self: FakeParsing, schema: Any, *args: Any, **more: Any) -> Any:
+        schemas.append(schema)
+        return call_constraint(self, schema, *args, **more)
 
     monkeypatch.setattr(FakeParsing, "call_constraint", recorded)
     response = await gateway.post(PATH, {"input": "a", "tools": [REGEX]})
@@ -108,9 +108,9 @@ async def test_a_forced_call_is_a_text_of_its_lark_grammar(
     whole, events = await both(
         gateway, input="a", tools=[tool("lark", LARK)], tool_choice=NAMED, store=False
     )
-    found = constraint(requests)
-    assert (found.kind, found.value) == (ConstraintKind.GRAMMAR, LARK)
-    assert found.param == "tools.0.format.definition"
+    output = constraint(requests)
+    assert (output.kind, output.value) == (ConstraintKind.GRAMMAR, LARK)
+    assert output.param == "tools.0.format.definition"
     (item,) = whole["output"]
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "robot", "move left")
     prefix = "response.custom_tool_call_input"

@@ -38,8 +38,8 @@ async def test_it_is_the_input_of_the_usage(gateway: Gateway, body: dict[str, An
 
 
 async def test_a_conversation_alone_is_counted_too(gateway: Gateway) -> None:
-    made = (await gateway.post(PATH, {"input": "a", "max_output_tokens": 2})).json()
-    assert await count(gateway, {"previous_response_id": made["id"]}) > 2
+    response = (await gateway.post(PATH, {"input": "a", "max_output_tokens": 2})).json()
+    assert await count(gateway, {"previous_response_id": response["id"]}) > 2
 
 
 async def test_more_than_the_context_is_counted(gateway: Gateway) -> None:

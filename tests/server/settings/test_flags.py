@@ -195,8 +195,8 @@ def test_the_table_has_every_other_flag_of_vllm_serve() -> None:
         return {action.dest for action in parser._actions}
 
     engine = names(AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()))
-    other = names(cli_args().make_arg_parser(FlexibleArgumentParser())) - engine
-    unlisted = other - ALWAYS_SO.keys() - INSTEAD.keys() - Settings.model_fields.keys()
+    server_flags = names(cli_args().make_arg_parser(FlexibleArgumentParser())) - engine
+    unlisted = server_flags - ALWAYS_SO.keys() - INSTEAD.keys() - Settings.model_fields.keys()
     assert unlisted == {"model_tag", "config"}, "MODEL and --config"
     # Flags that one of the supported releases has, and those that users still have of older ones.
     assert not (ALWAYS_SO.keys() | INSTEAD.keys()) & Settings.model_fields.keys()

@@ -62,40 +62,40 @@ class Steps:
 def test_a_slow_row_rests_in_proportion_to_its_mask(backend: Any) -> None:
     from engine_adapter.vllm_engine.core.slow_rows import REST_PER_SLOW_S
 
-    steps, row, other = Steps(), slow(backend), plain()
-    rows = [row, other]
-    assert steps.run(rows) == [other]
+    steps, row, plain_row = Steps(), slow(backend), plain()
+    rows = [row, plain_row]
+    assert steps.run(rows) == [plain_row]
     steps.now = REST_PER_SLOW_S * MASK_S * 0.99
-    assert steps.run(rows) == [other]
+    assert steps.run(rows) == [plain_row]
     steps.now = REST_PER_SLOW_S * MASK_S
     assert steps.run(rows) == rows
     compute_mask(row)
-    assert steps.run(rows) == [other]
+    assert steps.run(rows) == [plain_row]
 
 
 def test_a_row_whose_mask_is_quick_runs_in_each_step(backend: Any) -> None:
-    steps, row, other = Steps(), constrained(backend), plain()
+    steps, row, plain_row = Steps(), constrained(backend), plain()
     compute_mask(row, SLOW_CALL_S / 2)
-    assert steps.run([row, other]) == [row, other]
+    assert steps.run([row, plain_row]) == [row, plain_row]
     assert row.spec_token_ids == [1]
 
 
 def test_a_row_that_has_become_quick_does_not_rest(backend: Any) -> None:
-    steps, row, other = Steps(), slow(backend), plain()
-    assert steps.run([row, other]) == [other]
+    steps, row, plain_row = Steps(), slow(backend), plain()
+    assert steps.run([row, plain_row]) == [plain_row]
     compute_mask(row, SLOW_CALL_S / 2)
-    assert steps.run([row, other]) == [row, other]
+    assert steps.run([row, plain_row]) == [row, plain_row]
 
 
 def test_slow_rows_take_turns(backend: Any) -> None:
-    steps, other = Steps(), plain()
+    steps, plain_row = Steps(), plain()
     slow_rows = [slow(backend) for _ in range(3)]
-    rows, turns = [*slow_rows, other], []
+    rows, turns = [*slow_rows, plain_row], []
     for _ in range(6):
         steps.now += 1000
         steps.run(rows)  # hears of the masks, and begins the rest
         steps.now += 1000
-        (turn,) = [row for row in steps.run(rows) if row is not other]
+        (turn,) = [row for row in steps.run(rows) if row is not plain_row]
         turns.append(slow_rows.index(turn))
         compute_mask(turn)
     assert turns == [0, 1, 2, 0, 1, 2]
@@ -108,9 +108,9 @@ def test_a_slow_row_runs_when_nobody_waits_for_it(backend: Any) -> None:
 
 
 def test_the_drafts_of_slow_rows_are_dropped_where_vllm_has_them(backend: Any) -> None:
-    row, other = slow(backend), plain()
-    Steps().run([row, other], drops_drafts=False)
+    row, plain_row = slow(backend), plain()
+    Steps().run([row, plain_row], drops_drafts=False)
     assert row.spec_token_ids == [1]
-    Steps().run([row, other])
+    Steps().run([row, plain_row])
     assert row.spec_token_ids == []
-    assert other.spec_token_ids == [1]
+    assert plain_row.spec_token_ids == [1]

@@ -32,7 +32,7 @@ WITHOUT_PACKAGE = {"cohere_command3", "cohere_command4"}
 """Parsers that need a package which is not installed."""
 
 WITHOUT_TEMPLATE = {"hf", "beam"}
-"""Parsers that read a tokenizer's `response_template`, which no tokenizer here has."""
+"""Parsers that read what a tokenizer declares of its responses, which no tokenizer here does."""
 
 _MARK = re.compile(r"(?!.*\(\?)[<\[|\]{`][^\s\\^]{0,40}|\w+\[|</?\w+>?")
 _MAX_MARKS = 10

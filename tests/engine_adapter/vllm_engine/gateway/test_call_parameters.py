@@ -230,7 +230,7 @@ def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Hel
 
 
 def test_right_calls_are_accepted_and_read(held: Held) -> None:
-    made = held.constraint(ANSWER)
+    constraint = held.constraint(ANSWER)
     for name, arguments in (
         ("get_weather", WEATHER),
         ("get_weather", {"city": "3", "days": 20}),
@@ -239,15 +239,15 @@ def test_right_calls_are_accepted_and_read(held: Held) -> None:
         ("anything", {}),
         ("anything", {"a": "b", "c_d": "e f"}),
     ):
-        begin = made.begins[0]
+        begin = constraint.begins[0]
         text = begin[: -len(begin.lstrip())] + call_text(held.name, name, arguments)
-        assert held.accepts(made, text), text
+        assert held.accepts(constraint, text), text
         assert held.calls(text, held.tokens(text)) == [(name, arguments)]
-    assert held.accepts(made, '{"a":1}')
+    assert held.accepts(constraint, '{"a":1}')
 
 
 def test_wrong_calls_are_not(held: Held) -> None:
-    made = held.constraint(ANSWER)
+    constraint = held.constraint(ANSWER)
     for name, arguments in (
         ("get_weather", {**WEATHER, "unit": "miles"}),
         ("get_weather", {**WEATHER, "days": 30}),
@@ -260,32 +260,32 @@ def test_wrong_calls_are_not(held: Held) -> None:
         ("get_time", {}),
     ):
         text = call_text(held.name, name, arguments)
-        assert not held.accepts(made, text), text
+        assert not held.accepts(constraint, text), text
     for text in ("Hello.", "Well. " + call_text(held.name, "now", {})):
-        assert not held.accepts(made, text), text
+        assert not held.accepts(constraint, text), text
 
 
 def test_in_free_text_calls_are_held(held: Held) -> None:
-    made = held.constraint(None)
+    constraint = held.constraint(None)
     right, wrong = (
         call_text(held.name, "get_weather", {"city": "Bonn", "days": days}) for days in (3, 30)
     )
     for text in ("", "5 < 6.", right):
-        assert held.accepts(made, text), text
-    assert not held.accepts(made, wrong)
+        assert held.accepts(constraint, text), text
+    assert not held.accepts(constraint, wrong)
     if held.name in ONLY_WHOLE:
-        assert held.accepts(made, f"Well, {plain(wrong)}")
+        assert held.accepts(constraint, f"Well, {plain(wrong)}")
         assert held.calls(plain(f"Well. {wrong}"), held.tokens(wrong)) == []
     else:
-        assert held.accepts(made, f"Well. {right}")
-        assert not held.accepts(made, f"Well. {wrong}")
+        assert held.accepts(constraint, f"Well. {right}")
+        assert not held.accepts(constraint, f"Well. {wrong}")
 
 
 def test_every_call_that_the_grammar_makes_is_read_and_fits_its_schema(held: Held) -> None:
-    made = held.constraint(ANSWER)
+    constraint = held.constraint(ANSWER)
     counts = dict.fromkeys(SCHEMAS, 0)
     for seed in range(30):
-        text, token_ids = held.sample(made, seed)
+        text, token_ids = held.sample(constraint, seed)
         calls = held.calls(text, token_ids)
         assert calls, text
         for name, arguments in calls:

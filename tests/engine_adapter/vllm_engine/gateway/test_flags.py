@@ -10,11 +10,11 @@ pytestmark = pytest.mark.needs_vllm
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, exit_on_error=False)
-    made.add_argument("model", nargs="?")
-    made.add_argument("--tensor-parallel-size")
-    add_engine_flags(made, {"model", "tensor_parallel_size", "seed"})
-    return made
+    joint = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, exit_on_error=False)
+    joint.add_argument("model", nargs="?")
+    joint.add_argument("--tensor-parallel-size")
+    add_engine_flags(joint, {"model", "tensor_parallel_size", "seed"})
+    return joint
 
 
 def test_only_flags_that_are_written_have_a_value() -> None:

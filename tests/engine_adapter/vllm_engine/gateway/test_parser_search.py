@@ -52,8 +52,8 @@ def search(
     tokenizer.chat_template = text
     monkeypatch.setattr(module, "load_tokenizer", lambda config: tokenizer)
     monkeypatch.setattr(module, "target_architectures", lambda config: (architecture,))
-    asked = {"tool_call_parser": AUTO_PARSER, "reasoning_parser": AUTO_PARSER, **settings}
-    return module.choose_parsers(EngineConfig(TARGET, "demo", **asked))
+    fields = {"tool_call_parser": AUTO_PARSER, "reasoning_parser": AUTO_PARSER, **settings}
+    return module.choose_parsers(EngineConfig(TARGET, "demo", **fields))
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
@@ -186,6 +186,8 @@ def test_the_file_of_a_template_counts(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_the_demo_writes_calls_like_hermes_and_has_no_reasoning() -> None:
-    asked = EngineConfig(TARGET, "demo", tool_call_parser=AUTO_PARSER, reasoning_parser=AUTO_PARSER)
-    calls, reasoning = module.choose_parsers(asked)
+    config = EngineConfig(
+        TARGET, "demo", tool_call_parser=AUTO_PARSER, reasoning_parser=AUTO_PARSER
+    )
+    calls, reasoning = module.choose_parsers(config)
     assert (calls.name, reasoning.name) == ("hermes", None)

@@ -240,7 +240,10 @@ class Stock:
 
     async def _prompt_logprobs(self, prompt: Prompt, tokens: tuple[int, ...]) -> list[Any]:
         output = await self._run(prompt + tokens, 1, prompt_logprobs=1)
-        rows: list[Any] = output.prompt_logprobs[len(prompt) :]
+        positions = output.prompt_logprobs
+        if not isinstance(positions, list):  # where an engine of ours has patched this process
+            positions = [position for piece in positions.pieces() for position in piece]
+        rows: list[Any] = positions[len(prompt) :]
         return rows
 
     async def _run(self, prompt: Prompt, max_tokens: int, **options: Any) -> Any:
