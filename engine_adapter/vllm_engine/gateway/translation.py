@@ -156,6 +156,9 @@ async def read_prompt_logprobs(
     undecoded = output.prompt_logprobs
     if not undecoded:  # later outputs have an empty list
         return None
+    if isinstance(undecoded, list):
+        # A prompt of one token, which has none; nothing was deferred.
+        return tuple(undecoded)
     entries: list[TokenLogprob | None] = []
     pieces = undecoded.pieces()
     while True:

@@ -283,6 +283,11 @@ def test_an_output_without_log_probabilities_of_its_prompt_has_none() -> None:
     assert asyncio.run(read_prompt_logprobs(output(prompt_logprobs=[]), asyncio.Lock())) is None
 
 
+def test_a_prompt_of_one_token_has_no_log_probability() -> None:
+    one_token = output(prompt_token_ids=[1], prompt_logprobs=[None])
+    assert asyncio.run(read_prompt_logprobs(one_token, asyncio.Lock())) == (None,)
+
+
 def test_requests_take_turns_at_reading_their_prompts() -> None:
     read: list[str] = []
 
