@@ -60,6 +60,12 @@ def test_prompt_logprobs_are_those_of_an_echo(served: Served) -> None:
         assert own["logprob"] <= max(one["logprob"] for one in position.values())
 
 
+def test_a_prompt_of_one_token_has_no_log_probability(served: Served) -> None:
+    choice = complete(served, prompt=[6], echo=True, logprobs=1, prompt_logprobs=1, max_tokens=0)
+    assert choice["prompt_logprobs"] == [None]
+    assert choice["logprobs"]["token_logprobs"] == [None]
+
+
 def test_prompt_logprobs_leave_the_text_under_every_proposer(served: Served) -> None:
     want = complete(served, prompt_logprobs=1, spec_decode={"proposer": "none"})
     first, *others = want["prompt_logprobs"]
