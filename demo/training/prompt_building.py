@@ -32,11 +32,11 @@ def build_prompts(held_out: Sequence[Piece], seed: int) -> list[Prompt]:
     quotable = [piece for piece in held_out if can_quote(piece)]
     low, high = QUOTED_CHARS
     quoted = _one_per_group([p for p in quotable if low <= len(p.text) <= high], rng)
-    wanted = _one_per_group(
+    functions = _one_per_group(
         [p for p in held_out if p.kind in ("function", "method") and p.summary], rng
     )
     quotes = [quoting_chat(piece, quotable, rng) for piece in quoted]
-    frees = [free_chat(piece, rng) for piece in wanted]
+    frees = [free_chat(piece, rng) for piece in functions]
     return [*_number("quote", quotes), *_number("free", frees)]
 
 
@@ -54,9 +54,9 @@ def build_more_prompts(
     quotable = [piece for piece in held_out if can_quote(piece)]
     low, high = QUOTED_CHARS
     quoted = [piece for piece in fresh if can_quote(piece) and low <= len(piece.text) <= high]
-    wanted = [piece for piece in fresh if piece.kind in ("function", "method") and piece.summary]
+    functions = [piece for piece in fresh if piece.kind in ("function", "method") and piece.summary]
     quotes = [quoting_chat(p, quotable, rng) for p in rng.sample(quoted, min(MORE, len(quoted)))]
-    frees = [free_chat(piece, rng) for piece in rng.sample(wanted, min(MORE, len(wanted)))]
+    frees = [free_chat(piece, rng) for piece in rng.sample(functions, min(MORE, len(functions)))]
     return [*_number("quote", quotes, COUNT), *_number("free", frees, COUNT)]
 
 

@@ -34,8 +34,7 @@ _TAG = re.compile("|".join(_TAGS))
 def checked(config: EngineConfig) -> EngineConfig:
     """The configuration with the parsers' names.
 
-    Calls in scripted texts have one form, which no template decides. The words of the other texts
-    are no reasoning.
+    Calls in scripted texts have one form, which no template decides. Other texts never reason.
 
     Raises:
         EngineConfigError: the fake engine does not have a parser.

@@ -282,7 +282,7 @@ class ParserChoice:
     """A parser of the target's texts.
 
     Attributes:
-        name: `None` is no parser.
+        name: `None` without a parser.
         reason: why it is this one, or why there is none.
     """
 

@@ -48,7 +48,7 @@ class FileContent(Bytes):
             try:
                 await until_disconnect(receive, self._send_pieces(content, send))
             except ClientDisconnected:
-                return  # With the answer begun, there is nobody to tell.
+                return  # The answer has begun, so its status is sent already.
             # After it the server says that the client is gone, as after each answer.
             await send({"type": "http.response.body", "body": b""})
 

@@ -2,7 +2,7 @@
 
     lock               held by the server that uses the folder
     files/ID           the content of a file
-    files/ID.json      its record: without one the content is nobody's
+    files/ID.json      its record; content without one is removed at the start
     batches/ID.json    the record of a batch
     uploads/           what has not arrived in full; emptied at the start
 
@@ -39,7 +39,7 @@ _PREFIXES = {Kind.FILE: "file-", Kind.BATCH: "batch_"}
 
 
 def new_id(kind: Kind) -> str:
-    """A new id, which nobody can guess."""
+    """A new id that cannot be guessed."""
     return f"{_PREFIXES[kind]}{uuid.uuid4().hex}"
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from engine_adapter.seam.text import short_repr
 from server.batches.batch import Batch
 from server.batches.files import StoredFile
-from server.errors import InvalidField
+from server.openai.responses.item_pages import page_of
 
 _TIMES = (
     *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
@@ -16,7 +15,7 @@ _TIMES = (
 class _Listed(Protocol):
     @property
     def id(self) -> str:
-        """By which a page begins after it."""
+        """A page can begin after it."""
         ...
 
 
@@ -82,14 +81,9 @@ def page(
     Raises:
         InvalidField: there is no such item.
     """
-    ordered = items[::-1] if newest_first else items
-    begin = 0
-    if after_id is not None:
-        places = [place for place, item in enumerate(ordered) if item.id == after_id]
-        if not places:
-            raise InvalidField("after", f"after: the list has no {short_repr(after_id)}.")
-        begin = places[0] + 1
-    return ordered[begin : begin + limit], begin + limit < len(ordered)
+    ids = [item.id for item in items]
+    places, has_more = page_of(ids, after_id=after_id, limit=limit, newest_first=newest_first)
+    return [items[place] for place in places], has_more
 
 
 def list_object(data: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ ALWAYS_SO: Mapping[str, str] = {
     "disable_log_requests": "texts of requests are never logged",
     "enable_prompt_tokens_details": "`usage` always has them",
     "enable_request_id_headers": "each response has `x-request-id`",
-    "disable_fastapi_docs": "there are no such pages",
+    "disable_fastapi_docs": "the server has only /openapi.json",
 }
 """Flag of vLLM -> why it may be given and changes nothing."""
 
@@ -45,7 +45,7 @@ INSTEAD: Mapping[str, str] = {
     "enable_log_deltas": _NO_TEXTS,
     "enable_log_outputs": _NO_TEXTS,
     "enable_log_requests": _NO_TEXTS,
-    "enable_offline_docs": "there are no such pages",
+    "enable_offline_docs": "the server has only /openapi.json",
     "enable_per_request_metrics": "`metrics` of a response has its statistics of drafts",
     "enable_scale_out": _NOT_SERVED,
     "enable_server_load_tracking": "/load always answers",

@@ -15,8 +15,8 @@ class SlowRows:
     """Chooses which rows a step leaves out.
 
     A step has at most one slow row, since each computes its mask while all others wait. After it
-    slow rows rest, and then the one that has waited longest has its turn. With nobody else there,
-    all of them run.
+    slow rows rest, and then the one that has waited longest has its turn. When all rows are slow
+    and none waits, all of them run.
 
     Args:
         clock: seconds.

@@ -94,7 +94,7 @@ class CallConstraints:
         except NoCallGrammar as error:
             raise self._refusal(str(error)) from error
         if tag is None:
-            raise self._refusal("there is no description of its calls")
+            raise self._refusal("its calls have no description")
         return tag
 
     def _inline_schema(self, schema: Any) -> Any:

@@ -197,7 +197,10 @@ class VllmEngine:
             started = False
             try:
                 async for output in outputs:
-                    delta = to_delta(output, await read_prompt_logprobs(output, self._turn))
+                    prompt_logprobs = None
+                    if output.prompt_logprobs:  # later outputs have an empty list
+                        prompt_logprobs = await read_prompt_logprobs(output, self._turn)
+                    delta = to_delta(output, prompt_logprobs)
                     started = True
                     yield delta
             except (Exception, asyncio.CancelledError) as error:

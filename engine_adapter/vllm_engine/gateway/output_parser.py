@@ -239,7 +239,7 @@ def _reasons_by_itself(parser: Any) -> bool:
     """Whether a stream's parser must not be told the prompt.
 
     Where a model need not reason, a prompt that says nothing of it counts as the end of the
-    reasoning, and vLLM then leaves the rest to the parser of calls. Without one, that is nobody.
+    reasoning, and vLLM then leaves the rest to the parser of calls. Without one nothing reads it.
     """
     reasoning = parser.reasoning_parser
     if reasoning is None or parser.tool_parser is not None:

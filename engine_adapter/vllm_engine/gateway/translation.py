@@ -24,6 +24,7 @@ from engine_adapter.seam.types import (
 )
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.grammars import BACKEND
+from engine_adapter.vllm_engine.patches.prompt_logprobs import pieces_of
 from engine_adapter.vllm_engine.wire import (
     GRAMMARS_FULL,
     decode_failure,
@@ -143,24 +144,16 @@ def to_failed_constraint(error: ConstraintFailed, request: GenerationRequest) ->
     return InvalidRequest(param, f"{param}: {truncate(str(error))}", CONSTRAINT_TOO_COMPLEX)
 
 
-async def read_prompt_logprobs(
-    output: Any, turn: asyncio.Lock
-) -> tuple[TokenLogprob | None, ...] | None:
-    """The log probabilities of a prompt, which a request's first `RequestOutput` has.
+async def read_prompt_logprobs(output: Any, turn: asyncio.Lock) -> tuple[TokenLogprob | None, ...]:
+    """The log probabilities of a prompt, if a `RequestOutput` has them: a request's first one.
 
     They are decoded in pieces, with others' work between them.
 
     Args:
         turn: of all requests of an engine; the requests that read at the same time take turns.
     """
-    undecoded = output.prompt_logprobs
-    if not undecoded:  # later outputs have an empty list
-        return None
-    if isinstance(undecoded, list):
-        # A prompt of one token, which has none; nothing was deferred.
-        return tuple(undecoded)
     entries: list[TokenLogprob | None] = []
-    pieces = undecoded.pieces()
+    pieces = pieces_of(output.prompt_logprobs)
     while True:
         async with turn:
             piece = next(pieces, None)

@@ -34,6 +34,16 @@ def _defer(processor: Any, tensors: Any) -> None:
     undecoded.add(tensors)
 
 
+def pieces_of(prompt_logprobs: Any) -> Iterator[list[Position]]:
+    """The positions of the `prompt_logprobs` of a vLLM output, in pieces. Call it once.
+
+    A list is one piece: of a prompt of one token vLLM has nothing to decode.
+    """
+    if isinstance(prompt_logprobs, UndecodedPrompt):
+        return prompt_logprobs.pieces()
+    return iter([prompt_logprobs])
+
+
 class UndecodedPrompt:
     """What the `prompt_logprobs` of a vLLM output are until they are decoded.
 

@@ -22,7 +22,7 @@ log = logging.getLogger("vllm").getChild("specgate")
 class FailureReports(logging.Handler):
     """Tells the gateway the exceptions that vLLM logs in this process while it starts.
 
-    After the start nobody reads the pipe, and nothing is written.
+    After the start the pipe is gone, and nothing is written.
 
     Args:
         progress: to the gateway.

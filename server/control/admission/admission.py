@@ -139,7 +139,7 @@ class Admission:
     def observe_wait(self, cost: RequestCost, seconds: float) -> None:
         """Records the time that a request waited for its first sequence, or until it gave up.
 
-        Of requests in the background nobody expects that they begin soon.
+        Requests in the background may begin late.
         """
         if not cost.is_background:
             self._metrics.observe_wait(seconds)

@@ -74,8 +74,8 @@ def test_a_broken_certificate_is_named(folder: Path) -> None:
 def test_a_certificate_and_its_key_are_accepted_in_one_file_or_in_two(folder: Path) -> None:
     for words in (["both.pem"], ["server.pem", "--ssl-keyfile", str(folder / "server.key")]):
         argv = ["--engine", "fake", "--ssl-certfile", str(folder / words[0]), *words[1:]]
-        load_certificate(load_settings(argv, {}))
-    load_certificate(load_settings(["--engine", "fake"], {}))
+        assert load_certificate(load_settings(argv, {})) is not None
+    assert load_certificate(load_settings(["--engine", "fake"], {})) is None
 
 
 def test_a_variable_is_named(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The translation between the seam's types and vLLM's."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from engine_adapter.vllm_engine.gateway.translation import (
     to_invalid_request,
     token_prompt,
 )
+from engine_adapter.vllm_engine.patches.prompt_logprobs import UndecodedPrompt
 from engine_adapter.vllm_engine.wire import (
     FAILURE,
     GRAMMARS_FULL,
@@ -263,13 +264,19 @@ def test_each_new_token_has_its_log_probabilities() -> None:
     assert [entry.actual.logprob for entry in delta.logprobs] == [-0.1, -0.2]
 
 
-def undecoded(*pieces: list[Any]) -> Any:
-    return SimpleNamespace(pieces=lambda: iter(pieces))
+class Pieces(UndecodedPrompt):
+    """A prompt whose pieces are there already."""
+
+    def __init__(self, pieces: Iterable[list[Any]]) -> None:
+        self._pieces = pieces
+
+    def pieces(self) -> Iterator[list[Any]]:
+        return iter(self._pieces)
 
 
 def test_the_prompts_first_token_has_no_log_probability() -> None:
     position = {2: logprob(3, -2.0), 4: logprob(1, -0.1)}
-    first_output = output(prompt_logprobs=undecoded([None], [position]))
+    first_output = output(prompt_logprobs=Pieces([[None], [position]]))
     entries = asyncio.run(read_prompt_logprobs(first_output, asyncio.Lock()))
     delta = to_delta(first_output, entries)
     assert delta.prompt_logprobs is not None
@@ -277,10 +284,6 @@ def test_the_prompts_first_token_has_no_log_probability() -> None:
     assert first is None
     assert second is not None
     assert (second.actual.token_id, [top.token_id for top in second.top]) == (2, [4, 2])
-
-
-def test_an_output_without_log_probabilities_of_its_prompt_has_none() -> None:
-    assert asyncio.run(read_prompt_logprobs(output(prompt_logprobs=[]), asyncio.Lock())) is None
 
 
 def test_a_prompt_of_one_token_has_no_log_probability() -> None:
@@ -297,7 +300,7 @@ def test_requests_take_turns_at_reading_their_prompts() -> None:
             yield [{1: logprob(1, -0.1)}]
 
     def first_output(name: str, count: int) -> Any:
-        prompt = SimpleNamespace(pieces=lambda: pieces(name, count))
+        prompt = Pieces(pieces(name, count))
         return output(prompt_token_ids=[1] * count, prompt_logprobs=prompt)
 
     async def scenario() -> None:

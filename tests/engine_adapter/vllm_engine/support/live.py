@@ -19,6 +19,7 @@ from engine_adapter.seam.types import (
     SpecMethod,
     Switch,
 )
+from engine_adapter.vllm_engine.patches.prompt_logprobs import pieces_of
 
 TIE = 1e-4
 """Greedy outputs may differ only where the two best logits are closer than this."""
@@ -240,11 +241,9 @@ class Stock:
 
     async def _prompt_logprobs(self, prompt: Prompt, tokens: tuple[int, ...]) -> list[Any]:
         output = await self._run(prompt + tokens, 1, prompt_logprobs=1)
-        positions = output.prompt_logprobs
-        if not isinstance(positions, list):  # where an engine of ours has patched this process
-            positions = [position for piece in positions.pieces() for position in piece]
-        rows: list[Any] = positions[len(prompt) :]
-        return rows
+        # An engine of ours may have patched this process.
+        pieces = pieces_of(output.prompt_logprobs)
+        return [position for piece in pieces for position in piece][len(prompt) :]
 
     async def _run(self, prompt: Prompt, max_tokens: int, **options: Any) -> Any:
         from vllm import SamplingParams

@@ -47,8 +47,8 @@ def forced(kind: Any, url: str) -> dict[str, Any]:
     """A format and a required call."""
     format_field = "response_format" if kind is OpenAIChatGenerator else "text_format"
     formatted = reply(kind, url, "Name a city as JSON.", fields={format_field: City})
-    asked = {"tool_choice": "required", "parallel_tool_calls": False}
-    called = reply(kind, url, "Hello.", fields=asked, tools=[get_weather])
+    fields = {"tool_choice": "required", "parallel_tool_calls": False}
+    called = reply(kind, url, "Hello.", fields=fields, tools=[get_weather])
     return {
         "typed": type(City.model_validate_json(formatted.text)).__name__,
         "calls": [[call.tool_name, sorted(call.arguments)] for call in called.tool_calls],
@@ -67,20 +67,20 @@ def figures(kind: Any, url: str) -> dict[str, Any]:
             kind, url, "word", fields=streamed, streaming_callback=lambda chunk: None
         ),
     }
-    told = {}
+    figures_by_name = {}
     for name, answer in answers.items():
         usage = answer.meta["usage"]
         details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
         names = ("num_draft_tokens", "num_accepted_draft_tokens")
-        told[name] = {"usage": [details[name] for name in names], "headers": None}
-    return told
+        figures_by_name[name] = {"usage": [details[name] for name in names], "headers": None}
+    return figures_by_name
 
 
 def main() -> None:
     url, part = sys.argv[1:]
-    asked = {"forced": forced, "figures": figures}[part]
+    program = {"forced": forced, "figures": figures}[part]
     kinds = {"chat": OpenAIChatGenerator, "responses": OpenAIResponsesChatGenerator}
-    print(json.dumps({name: asked(kind, url) for name, kind in kinds.items()}))
+    print(json.dumps({name: program(kind, url) for name, kind in kinds.items()}))
 
 
 main()
