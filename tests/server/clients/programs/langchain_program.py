@@ -45,10 +45,10 @@ async def forced(model: ChatOpenAI) -> dict[str, Any]:
     """Calls and formats that a schema holds."""
     told: dict[str, Any] = {}
     for method in ("function_calling", "json_schema"):
-        model_with_options = model.with_structured_output(City, method=method)
-        *_, streamed = model_with_options.stream("Name a city as JSON.")
-        found = [model_with_options.invoke("Name a city as JSON."), streamed]
-        found.append(await model_with_options.ainvoke("Name a city as JSON."))
+        asked = model.with_structured_output(City, method=method)
+        *_, streamed = asked.stream("Name a city as JSON.")
+        found = [asked.invoke("Name a city as JSON."), streamed]
+        found.append(await asked.ainvoke("Name a city as JSON."))
         strict = model.with_structured_output(City, method=method, strict=True, include_raw=True)
         found.append(strict.invoke("Name a city as JSON.")["parsed"])
         told[method] = [type(one).__name__ for one in found]
@@ -62,22 +62,19 @@ async def forced(model: ChatOpenAI) -> dict[str, Any]:
 
 async def json_mode(model: ChatOpenAI) -> dict[str, Any]:
     """Any JSON object."""
-    model_with_options = model.with_structured_output(None, method="json_mode")
-    found = [
-        model_with_options.invoke("A wish as JSON."),
-        await model_with_options.ainvoke("A wish as JSON."),
-    ]
+    asked = model.with_structured_output(None, method="json_mode")
+    found = [asked.invoke("A wish as JSON."), await asked.ainvoke("A wish as JSON.")]
     return {"json_mode": [type(one).__name__ for one in found]}
 
 
 async def chosen(model: ChatOpenAI) -> dict[str, Any]:
     """A loop of an agent: the model calls the tool, then answers."""
-    model_with_options: Any = {"messages": [{"role": "user", "content": "How is the weather?"}]}
+    asked: Any = {"messages": [{"role": "user", "content": "How is the weather?"}]}
     agent = create_agent(model, [get_weather])
-    whole = agent.invoke(model_with_options)["messages"]
-    *_, last = [update async for update in agent.astream(model_with_options, stream_mode="values")]
+    whole = agent.invoke(asked)["messages"]
+    *_, last = [update async for update in agent.astream(asked, stream_mode="values")]
     one_call = model.model_copy(update={"model_kwargs": {"parallel_tool_calls": False}})
-    typed = create_agent(one_call, [get_weather], response_format=City).invoke(model_with_options)
+    typed = create_agent(one_call, [get_weather], response_format=City).invoke(asked)
     return {
         "loop": [[type(message).__name__, message.text] for message in whole],
         "streamed": [[type(message).__name__, message.text] for message in last["messages"]],
@@ -87,10 +84,10 @@ async def chosen(model: ChatOpenAI) -> dict[str, Any]:
 
 async def beside(model: ChatOpenAI) -> dict[str, Any]:
     """A tool, and an output in a format, whole and streamed."""
-    model_with_options: Any = {"messages": [{"role": "user", "content": "Report the sky."}]}
+    asked: Any = {"messages": [{"role": "user", "content": "Report the sky."}]}
     agent = create_agent(model, [get_report], response_format=ProviderStrategy(Sky))
-    whole = agent.invoke(model_with_options)
-    *_, last = [update async for update in agent.astream(model_with_options, stream_mode="values")]
+    whole = agent.invoke(asked)
+    *_, last = [update async for update in agent.astream(asked, stream_mode="values")]
     return {
         "sky": [one["structured_response"].sky for one in (whole, last)],
         "called": any(type(message).__name__ == "ToolMessage" for message in whole["messages"]),
@@ -106,7 +103,7 @@ def drafts(counts: Any, drafted: str, accepted: str) -> list[int] | None:
 
 async def figures(model: ChatOpenAI) -> dict[str, Any]:
     """The acceptance figures, where the client keeps them."""
-    model_with_options = model.model_copy(
+    model_with_headers = model.model_copy(
         update={
             "extra_body": {"spec_decode": {"proposer": "ngram"}},
             "include_response_headers": True,
@@ -115,10 +112,10 @@ async def figures(model: ChatOpenAI) -> dict[str, Any]:
         }
     )
     streamed = None
-    for chunk in model_with_options.stream("word"):
+    for chunk in model_with_headers.stream("word"):
         streamed = chunk if streamed is None else streamed + chunk
     told = {}
-    for name, message in (("whole", model_with_options.invoke("word")), ("streamed", streamed)):
+    for name, message in (("whole", model_with_headers.invoke("word")), ("streamed", streamed)):
         metadata = message.response_metadata
         details = metadata.get("token_usage", {}).get("completion_tokens_details")
         headers = metadata["headers"]
