@@ -30,6 +30,7 @@ from engine_adapter.vllm_engine.worker.draft_validation import (
     validate_drafts,
 )
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import SampledDraftStore
+from engine_adapter.vllm_engine.worker.drafting.early_drafts import UnreadStep
 from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
 from engine_adapter.vllm_engine.worker.shadows import ShadowDrafts, trim_lookup_drafts
 from engine_adapter.vllm_engine.worker.target import TargetStep
@@ -56,6 +57,8 @@ class ProposerDispatch:
         self._quarantined: Set[str] = frozenset()
         self._last_fault: dict[str, str] = {}
         self._report = DraftReport()
+        # Proposer -> the time of its early drafts, until they are taken.
+        self._early_clocks: dict[str, DraftClock] = {}
         self._shadows, self._in_shadow = ShadowDrafts(), False
         self._block_sizes: list[int] = []
 
@@ -156,7 +159,7 @@ class ProposerDispatch:
         Returns:
             The drafts of each row of the batch, empty for a row without; and the report.
         """
-        report = self._report = DraftReport()
+        report = self._report
         merged = DraftCollector(len(step.sampled))
         self._compare_shadows()
         for name, batch in self._batches_of(self._first_methods(plan), step):
@@ -168,7 +171,52 @@ class ProposerDispatch:
             self._fall_back(plan.fallbacks, step, merged)
         self._draft_shadows(plan.shadows, step)
         report.constraint_times = self.host.constraints.take_times()
+        self._report, self._early_clocks = DraftReport(), {}
         return merged.collect().tokens, report
+
+    def propose_early(self, plan: StepPlan, step: UnreadStep) -> None:
+        """Launches models whose drafts need not wait for the tokens of the step.
+
+        `propose`, which is called for the same step later, takes the drafts. Rows with options or
+        a constraint that limit drafts, and those that sample them, are drafted for then.
+        """
+        ids, methods = self._runner.input_batch.req_ids, self._first_methods(plan)
+        by_name: defaultdict[str, list[int]] = defaultdict(list)
+        for i, row in enumerate(step.rows.tolist()):
+            method = methods.get(ids[row])
+            if method is not None and self._drafts_early(method, ids[row]):
+                by_name[method.proposer].append(i)
+        for name, index in by_name.items():
+            self._early_clocks[name] = DraftClock(self._runner.device)
+            try:
+                self._draft_early(name, methods, step.select(np.array(index)))
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:
+                self._record_fault(name, error, self._report, "are made later")
+            self._early_clocks[name].stop()
+
+    def _drafts_early(self, method: SpecMethod, request_id: str) -> bool:
+        """Whether the method's proposer can, and the request has no grammar to follow."""
+        name, model = method.proposer, self.host.draft_models.get(method.proposer)
+        if model is None or not model.drafts_early or name in self._quarantined:
+            return False
+        params = self._runner.requests[request_id].sampling_params
+        return bool(method.num_speculative_tokens) and params.structured_outputs is None
+
+    def _draft_early(self, name: str, methods: Mapping[str, SpecMethod], step: UnreadStep) -> None:
+        ids = [self._runner.input_batch.req_ids[row] for row in step.rows.tolist()]
+        k = [methods[request_id].num_speculative_tokens for request_id in ids]
+        batch = self._batches.before(ids, k, step.rows)
+        longest = batch.num_tokens + step.num_drafts + 1 + batch.k
+        can = step.emits(batch.num_tokens, batch.num_computed)
+        can &= longest <= self._context_length(name)
+        can &= self.sampled_drafts.are_likeliest(name, batch)
+        if can.all():
+            self.host.draft_models[name].draft_early(batch, step)
+        elif can.any():
+            index = np.flatnonzero(can)
+            self.host.draft_models[name].draft_early(batch.select(index), step.select(index))
 
     def _first_methods(self, plan: StepPlan) -> Mapping[str, SpecMethod]:
         """What each row's first proposer is asked for: its whole k if the plan cuts its draft."""
@@ -199,11 +247,12 @@ class ProposerDispatch:
         report, is_shadow, is_asked = self._report, self._in_shadow, name not in self._quarantined
         tokens, caught_up = sum(map(len, drafts.tokens)), drafts.catchup_tokens
         size = len(batch.k), int(batch.k.max(initial=0)), tokens
+        early = None if self._in_shadow else self._early_clocks.get(name)
         if not is_shadow:
             report.add_drafts(name, tokens, caught_up)
 
         def read_time() -> None:
-            seconds = clock.read_s()
+            seconds = clock.read_s() + (early.read_s() if early else 0.0)
             if not is_shadow:
                 report.add_seconds(name, seconds)
             if is_asked:  # the time of a call that was not made says nothing

@@ -73,6 +73,21 @@ class DraftBatchBuilder:
             return draft_batch
         return replace(draft_batch, constraints=self._constraints.for_batch(draft_batch))
 
+    def before(
+        self, request_ids: Sequence[str], k: Sequence[int], rows: npt.NDArray[np.intp]
+    ) -> DraftBatch:
+        """The batch for rows of a step that is not read yet, as they were before it: all [R]."""
+        batch = self._runner.input_batch
+        return DraftBatch(
+            rows=rows,
+            request_ids=request_ids,
+            num_tokens=batch.num_tokens_no_spec[rows].astype(np.int64),
+            num_prompt_tokens=batch.num_prompt_tokens[rows].astype(np.int64),
+            num_computed=batch.num_computed_before(rows).astype(np.int64),
+            k=np.array(k),
+            token_ids=batch.token_ids_cpu,
+        )
+
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops the predictions of requests that ended."""
         for request_id in request_ids:

@@ -148,6 +148,16 @@ class RequestRows:
             if blocks is not None:
                 self.block_table.append(self.req_id_to_index[request_id], blocks)
 
+    def num_computed_before(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
+        """How many tokens of each of R rows the target had read before the step, int32 [R].
+
+        Called before `append` takes what the step emitted.
+        """
+        # vLLM's number counts drafts that are rejected, if the step was scheduled before that was
+        # known. The newest token is never read before the step.
+        computed = self._states.num_computed_tokens_np[rows]
+        return np.minimum(computed, self.num_tokens_no_spec[rows] - 1)
+
     def append(
         self,
         rows: npt.NDArray[np.intp],
@@ -161,10 +171,7 @@ class RequestRows:
             emitted: [R, width].
             counts: int [R], how many tokens of each of the R rows of `emitted` were emitted.
         """
-        # vLLM's number counts drafts that are rejected, if the step was scheduled before that was
-        # known. The newest token is never read before the step.
-        computed = self._states.num_computed_tokens_np[rows]
-        self._num_computed[rows] = np.minimum(computed, self.num_tokens_no_spec[rows] - 1)
+        self._num_computed[rows] = self.num_computed_before(rows)
         place = np.arange(emitted.shape[1])
         is_emitted = place < counts[:, None]
         position = self.num_tokens_no_spec[rows, None] + place

@@ -81,6 +81,8 @@ class RunnerHooks:
         has_ranks = not is_only_rank(vllm_config.parallel_config)
         step_drafts = LateStepDrafts if late else StepDrafts
         self._drafts = step_drafts(self, self._capacity, has_ranks=has_ranks)
+        # A CPU has nothing to do meanwhile, and would run rejected drafts, too.
+        self._drafts.drafts_early = late and device.type != "cpu"
         with patch_init_speculator(PlannedSpeculator(self, self._capacity)):
             super().__init__(vllm_config, device)  # type: ignore[call-arg]
         self.input_batch = RequestRows(self.req_states)
@@ -218,7 +220,7 @@ class RunnerHooks:
         slots: Mapping[str, torch.Tensor],
         hidden: torch.Tensor,
         auxiliary: Sequence[torch.Tensor] | None,
-        num_sampled: torch.Tensor,
+        counts: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """The drafts of a step, which `take_draft_token_ids` gives to the scheduler.
 
@@ -227,7 +229,8 @@ class RunnerHooks:
             slots: layer of the KV cache -> int64 [T or more], the slots of the T tokens read.
             hidden: [T or more, H], the target's final hidden states.
             auxiliary: the outputs of `host.aux_layers`, each of that shape.
-            num_sampled: int32 [R], how many tokens each row has emitted.
+            counts: how many tokens each row has emitted, and how many of its drafts were
+                rejected; both int32 [R].
 
         Returns:
             int64 [R, capacity]; any valid token where a row has no draft.
@@ -237,8 +240,10 @@ class RunnerHooks:
         self.drafter.store_states(slots, hidden[:total], aux)
         step = self._step
         assert step.emitted is not None
+        emitted, (num_sampled, num_rejected) = step.emitted, counts
+        copies = HostCopy(emitted, num_sampled)
         return self._drafts.draft_after(
-            VerifiedStep(step.scheduled, input_batch, HostCopy(step.emitted, num_sampled), hidden)
+            VerifiedStep(step.scheduled, input_batch, copies, hidden, emitted, num_rejected)
         )
 
     def row_options(self, batch: DraftBatch, *, samples: bool) -> RowOptions:

@@ -46,6 +46,7 @@ class PlannedSpeculator(compat.BaseSpeculator):
         last_hidden_states: torch.Tensor,
         aux_hidden_states: list[torch.Tensor] | None,
         num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
@@ -54,7 +55,8 @@ class PlannedSpeculator(compat.BaseSpeculator):
             self._runner.dummy_draft(input_batch.num_tokens)
             shape = input_batch.num_reqs, self._capacity
             return num_sampled.new_zeros(shape, dtype=torch.int64)
+        counts = num_sampled, num_rejected
         drafts: torch.Tensor = self._runner.draft(
-            input_batch, slot_mappings, last_hidden_states, aux_hidden_states, num_sampled
+            input_batch, slot_mappings, last_hidden_states, aux_hidden_states, counts
         )
         return drafts

@@ -22,6 +22,7 @@ from engine_adapter.proposers.draft_table import DraftRow, DraftTable
 from engine_adapter.proposers.staging import HostCopy, to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker.drafting.early_drafts import UnreadStep
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import share_drafts, share_lengths
 from engine_adapter.vllm_engine.worker.target import TargetStep
 
@@ -36,12 +37,16 @@ class VerifiedStep:
         emitted: the tokens of each row, int64 [R, width], and how many of them were emitted,
             int32 [R].
         hidden: [T or more, H], the target's final hidden states of the T tokens read.
+        emitted_on_device: int64 [R, width].
+        num_rejected: int32 [R], on the device, how many drafts of each row were rejected.
     """
 
     scheduled: Any
     input_batch: Any
     emitted: HostCopy
     hidden: torch.Tensor
+    emitted_on_device: torch.Tensor
+    num_rejected: torch.Tensor
 
 
 class StepDrafts:
@@ -55,6 +60,7 @@ class StepDrafts:
     Attributes:
         report: of the newest drafting; `None` if nothing was planned.
         drafts: request id -> its drafts, of the newest drafting. Requests without are left out.
+        drafts_early: models draft before the tokens of the step are read, where drafts are late.
     """
 
     def __init__(self, runner: Any, capacity: int, *, has_ranks: bool = False) -> None:
@@ -63,6 +69,7 @@ class StepDrafts:
         self._has_ranks = has_ranks
         self.report: DraftReport | None = None
         self.drafts: dict[str, Sequence[int]] = {}
+        self.drafts_early = False
 
     def begin_step(self, scheduler_output: Any) -> Any:
         """Called first in a step: the step that is to run, as vLLM's `SchedulerOutput`."""
@@ -158,9 +165,26 @@ class LateStepDrafts(StepDrafts):
         return self._with_drafts(scheduler_output)
 
     def draft_after(self, step: VerifiedStep) -> torch.Tensor:
-        """See `StepDrafts.after`; the drafts come later."""
+        """See `StepDrafts.draft_after`; the drafts come later. Some are launched now."""
+        plan = step.scheduled.specgate_plan
+        # The mirrors have the rows as they were before this step, if no other is unread.
+        if self.drafts_early and plan and not self._steps:
+            self._runner.drafter.propose_early(plan, self._unread(step))
         self._steps.append((step, set()))
         return self._no_drafts(len(step.input_batch.req_ids))
+
+    def _unread(self, step: VerifiedStep) -> UnreadStep:
+        """The step, before its tokens are read."""
+        batch = step.input_batch
+        num_drafts = np.diff(batch.cu_num_logits_np) - 1
+        return UnreadStep(
+            batch.idx_mapping_np,
+            batch.num_scheduled_tokens,
+            num_drafts.astype(np.int64),
+            step.emitted_on_device,
+            np.arange(len(num_drafts)),
+            step.num_rejected,
+        )
 
     def forget(self, request_id: str) -> None:
         """See `StepDrafts.forget`."""

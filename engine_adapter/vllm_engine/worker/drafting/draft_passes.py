@@ -7,6 +7,7 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch
 from engine_adapter.proposers.draft_table import DraftRow, DraftTable
+from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
     ForwardInputs,
@@ -35,6 +36,14 @@ def select_rows(values: torch.Tensor, rows: RowSelection) -> torch.Tensor:
     return values[rows]
 
 
+def in_order(values: torch.Tensor, rows: Ints) -> torch.Tensor:
+    """The values of some rows, [N, ...], given as indices; nothing is uploaded for the first N."""
+    if (rows == np.arange(len(rows))).all():
+        return values[: len(rows)]
+    (index,) = to_device(values.device, rows)
+    return values[index]
+
+
 def drafts_of_passes(passes: Sequence[tuple[RowSelection, torch.Tensor]]) -> list[DraftRow]:
     """The drafts of the R rows of the first pass, in one table.
 
@@ -61,8 +70,10 @@ class DraftPasses:
         builder: builds their inputs.
         batch: the rows.
         order: int64 [R], indices of the batch; rows with more drafts come first.
-        stop: int64 [R], each row's known positions: its drafts follow them.
+        stop: int64 [R], each row's known positions, or a bound: its drafts follow them.
         counts: how many of `order` take each draft, from the first; it never rises.
+        behind: int [R], on the device, how far each row's positions are below the bound; `None` if
+            `stop` is their number.
 
     Attributes:
         selection: which of `order` are in the newest pass: a slice, or int64 [N] once a gate
@@ -76,13 +87,13 @@ class DraftPasses:
         order: Ints,
         stop: Ints,
         counts: Sequence[int],
+        behind: torch.Tensor | None = None,
     ) -> None:
         self._builder, self._batch, self._order, self._stop = builder, batch, order, stop
-        self._planned = zip(
-            counts[1:],
-            builder.decode_steps(batch.rows[order], stop[order], counts[1:]),
-            strict=True,
-        )
+        if behind is not None and len(counts) > 1:
+            behind = in_order(behind, order[: counts[1]])
+        steps = builder.decode_steps(batch.rows[order], stop[order], counts[1:], behind)
+        self._planned = zip(counts[1:], steps, strict=True)
         self._depth = 0
         self.selection: RowSelection = slice(counts[0])
 

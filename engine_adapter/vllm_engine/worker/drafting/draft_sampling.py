@@ -234,6 +234,20 @@ class SampledDraftStore:
         )
         return replace(batch, sampling=sampling)
 
+    def are_likeliest(self, name: str, batch: DraftBatch) -> npt.NDArray[np.bool_]:
+        """The rows that draft the most likely tokens: none is sampled, no option changes any.
+
+        Constraints apart. bool [R].
+        """
+        rows = batch.rows
+        are: npt.NDArray[np.bool_] = np.full(len(rows), name not in self._thresholds)
+        if name in self._uses_block:
+            are &= self._runner.input_batch.temperature_cpu[rows] == 0
+        if are.any() and not self._runner.row_options(batch, samples=False).are_idle:
+            one_by_one = (batch.select(np.array([i])) for i in range(len(rows)))
+            are &= [self._runner.row_options(row, samples=False).are_idle for row in one_by_one]
+        return are
+
     def _new_gate(self, name: str, count: int) -> ConfidenceGate | None:
         """A gate for `count` rows, if the proposer has one.
 

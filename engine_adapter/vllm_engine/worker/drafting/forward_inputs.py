@@ -19,8 +19,8 @@ class ForwardInputs(NamedTuple):
 
     Attributes:
         rows: [N], indices into the engine's batch.
-        position: int64 [T], of each token's KV.
-        positions: the same on the device.
+        position: int64 [T], of each token's KV; a bound where only the device knows it.
+        positions: int64 [T], of each token's KV, on the device.
         slots: KV cache group -> int64 [T], the KV slot of each token, on the device.
         metadata: KV cache group -> vLLM's `CommonAttentionMetadata`.
         tokens: int32 [T], the tokens that the pass reads, on the device; empty where the builder
@@ -86,6 +86,20 @@ class _GroupTable:
             return blocks
         return self.table.get_device_tensor(int(rows.max()) + 1)[on_device]
 
+    def slots_on_device(self, blocks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """`slots` of positions that only the device knows.
+
+        Args:
+            blocks: int32 [N, W], of N rows.
+            positions: int64 [K, N].
+
+        Returns:
+            int64 [K, N], whose rows are contiguous, as vLLM's kernels need them.
+        """
+        size = self.table.block_size
+        columns = (positions // size).clamp_(max=blocks.shape[1] - 1)
+        return blocks.T.gather(0, columns) * size + positions % size
+
 
 class ForwardInputBuilder:
     """Builds the inputs for the draft model's KV, whose blocks are those of the target.
@@ -129,9 +143,8 @@ class ForwardInputBuilder:
         if token_ids is not None:
             # A block of masks begins with the row's newest token and ends after it.
             tokens = token_ids[row, np.minimum(position, token_ids.shape[1] - 1)]
-        slots = [table.slots(row, position) for table in self._tables.values()]
         on_device, positions, *uploads = to_device(
-            self._device, rows, position, starts, seq_lens, tokens, *slots
+            self._device, rows, position, starts, seq_lens, tokens, *self._slots(row, position)
         )
         return self._inputs(
             rows,
@@ -147,14 +160,20 @@ class ForwardInputBuilder:
         )
 
     def decode_steps(
-        self, rows: npt.NDArray[np.intp], first_position: Ints, counts: Sequence[int]
+        self,
+        rows: npt.NDArray[np.intp],
+        first_position: Ints,
+        counts: Sequence[int],
+        behind: torch.Tensor | None = None,
     ) -> Iterator[ForwardInputs]:
         """Passes of one token a row, each one position further than the last.
 
         Args:
             rows: [N]; rows with more passes come first.
-            first: int64 [N], each row's position in the first pass.
+            first_position: int64 [N], each row's position in the first pass, or a bound.
             counts: for each pass, how many of the rows it has; it never rises.
+            behind: int [N], on the device, how far each row's position is below its bound; `None`
+                if `first_position` is the position.
         """
         if not counts:
             return
@@ -162,14 +181,11 @@ class ForwardInputBuilder:
         position = first_position + np.arange(len(counts))[:, None]
         lengths = (position + 1).astype(np.int32)
         begins = np.arange(len(rows) + 1, dtype=np.int32)
-        table_slots = [table.slots(rows, position) for table in self._tables.values()]
-        on_device, positions, begins_there, lengths_there, *group_slots = to_device(
-            self._device, rows, position, begins, lengths, *table_slots
+        on_device, begins_there, blocks, *parts = self._uploaded(
+            rows, position, begins, lengths, behind
         )
-        blocks = self._blocks(rows, on_device)
         starts = _CpuAndDevice(torch.from_numpy(begins), begins_there)
         furthest = np.maximum.accumulate(first_position).tolist()
-        parts = positions, torch.from_numpy(lengths), lengths_there, *group_slots
         by_pass = zip(counts, *(part.unbind() for part in parts), strict=True)
         for i, (count, *pass_tensors) in enumerate(by_pass):
             if count < len(rows):
@@ -190,6 +206,34 @@ class ForwardInputBuilder:
                 furthest[count - 1] + i + 1,
                 on_device[:0],
             )
+
+    def _uploaded(
+        self,
+        rows: npt.NDArray[np.intp],
+        position: Ints,
+        begins: npt.NDArray[np.int32],
+        lengths: npt.NDArray[np.int32],
+        behind: torch.Tensor | None,
+    ) -> tuple[Any, ...]:
+        """The inputs of `decode_steps` on the device, after one copy.
+
+        These are the rows, the begins and the blocks; then [K, N] each the positions, the lengths
+        on the CPU and on the device, and the slots of each group.
+        """
+        slots = [] if behind is not None else self._slots(rows, position)
+        on_device, positions, begins_there, lengths_there, *slots_there = to_device(
+            self._device, rows, position, begins, lengths, *slots
+        )
+        blocks = self._blocks(rows, on_device)
+        if behind is not None:
+            positions, lengths_there = positions - behind, lengths_there - behind
+            of_groups = zip(self._tables.values(), blocks.values(), strict=True)
+            slots_there = [table.slots_on_device(ids, positions) for table, ids in of_groups]
+        on_cpu = torch.from_numpy(lengths)
+        return on_device, begins_there, blocks, positions, on_cpu, lengths_there, *slots_there
+
+    def _slots(self, row: npt.NDArray[np.intp], position: Ints) -> list[Ints]:
+        return [table.slots(row, position) for table in self._tables.values()]
 
     def _blocks(
         self, rows: npt.NDArray[np.intp], on_device: torch.Tensor

@@ -32,6 +32,7 @@ class PagedBlockHead(PagedHead):
     """A DFlash or DSpark head over vLLM's paged KV."""
 
     _loaded: LoadedBlockHead
+    drafts_early = False
 
     def _create_head(self, *args: Any) -> LoadedBlockHead:
         loaded = LoadedBlockHead(*args)

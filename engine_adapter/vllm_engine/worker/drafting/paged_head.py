@@ -21,7 +21,6 @@ import torch
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_options import KEEP_STATES
-from engine_adapter.proposers.draft_table import DraftRow
 from engine_adapter.proposers.eagle import aux_layers
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import ForwardOutputs
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import ForwardInputs, Ints
@@ -209,10 +208,7 @@ class PagedHead(PagedDraftModel):
         Rows that share a block and continue after it with different tokens need its last slot
         with different contents. This happens only if the shared prefix ends with a block.
         """
-        ends = {
-            gid: ledger.block_ends(blocks[gid], stop, batch.token_ids, batch.rows)
-            for gid, ledger in self._kv.ledgers.items()
-        }
+        ends = self._block_ends(batch, blocks, stop)
         waits = self._waits(ends, len(batch.rows))
         if waits.any():
             drafts = DraftCollector(len(batch.rows))
@@ -225,6 +221,34 @@ class PagedHead(PagedDraftModel):
         if not rewritten:
             return drafted
         return replace(drafted, catchup_tokens=drafted.catchup_tokens + rewritten)
+
+    def _must_wait(
+        self, batch: DraftBatch, blocks: GroupBlocks, num_before: Ints, missing: Ints
+    ) -> Bools:
+        """Rows that need states of older steps, or conflict with another row over a slot."""
+        ends = self._block_ends(batch, blocks, num_before)
+        waits = self._waits(ends, len(batch.rows))
+        for gid, ledger in self._kv.ledgers.items():
+            is_stale = ledger.is_stale(ends[gid]) & (ends[gid].position < missing[ends[gid].row])
+            waits[ends[gid].row[is_stale]] = True
+        if self._step_states is not None:
+            waits |= missing < batch.num_computed
+        return waits
+
+    def _record_early(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> None:
+        super()._record_early(batch, blocks, stop)
+        ends = self._block_ends(batch, blocks, stop)
+        for gid, ledger in self._kv.ledgers.items():
+            ledger.record(ends[gid])
+
+    def _block_ends(
+        self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints
+    ) -> dict[int, BlockEnds]:
+        """In each group, the ends of the blocks that the rows fill."""
+        return {
+            gid: ledger.block_ends(blocks[gid], stop, batch.token_ids, batch.rows)
+            for gid, ledger in self._kv.ledgers.items()
+        }
 
     def _waits(self, ends: Mapping[int, BlockEnds], num_rows: int) -> Bools:
         """Rows that must wait for another one in any group, bool [R]: see `must_wait`.
@@ -277,7 +301,9 @@ class PagedHead(PagedDraftModel):
         """`missing`: the KV of drafts was written with the head's own states."""
         return missing
 
-    def _record_drafted(self, batch: DraftBatch, i: int, drafts: DraftRow) -> None:
+    def _record_drafted(
+        self, batch: DraftBatch, rows: npt.NDArray[np.intp], drafts: Drafts
+    ) -> None:
         """Nothing: see `_first_uncached`."""
 
     def _call_model(

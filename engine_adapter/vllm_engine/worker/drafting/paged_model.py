@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from engine_adapter.proposers.batch import DraftBatch, Drafts
+from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_table import DraftRow
 from engine_adapter.proposers.staging import to_device
@@ -27,6 +28,7 @@ from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
     gather,
     select_rows,
 )
+from engine_adapter.vllm_engine.worker.drafting.early_drafts import EarlyDrafts, UnreadStep
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
     ForwardInputs,
@@ -50,6 +52,9 @@ class PagedDraftModel:
     _token_offset = 0
     """At KV position p the model reads token p + this."""
 
+    drafts_early = True
+    """Whether `draft_early` can draft."""
+
     _loaded: LoadedModel
 
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
@@ -62,6 +67,7 @@ class PagedDraftModel:
         self._vocabulary = map_draft_vocabulary(spec, *models, device)
         # Request id -> its committed tokens when it was last drafted for, and the drafts.
         self._drafted: dict[str, tuple[int, DraftRow]] = {}
+        self._early = EarlyDrafts()
         self._kv = self._new_groups({}, 0)
         self._kv_bytes = 0
         self._builder: ForwardInputBuilder | None = None
@@ -127,6 +133,7 @@ class PagedDraftModel:
         """Drops which draft KV was written for requests that ended or were preempted."""
         for request_id in request_ids:
             self._drafted.pop(request_id, None)
+        self._early.forget(request_ids)
 
     # -- drafting ----------------------------------------------------------------------------
 
@@ -135,13 +142,75 @@ class PagedDraftModel:
         """Drafts `batch.k[i]` tokens for each row.
 
         KV that is missing for committed tokens is computed first, so drafts do not depend on
-        whether the row was switched, hit the prefix cache or was preempted.
+        whether the row was switched, hit the prefix cache or was preempted. Rows with early drafts
+        have them already.
         """
         stop = self._known_length(batch)
+        blocks = self._blocks(batch, stop)
+        rows, drafts = self._early.take(batch)
+        if rows.size:
+            self._record_early(batch.select(rows), _of_rows(blocks, rows), stop[rows])
+            self._record_drafted(batch, rows, drafts)
+        if rows.size == len(batch.rows):
+            return drafts
         with self._loaded.tp_scope():
-            tables = self._runner.input_batch.block_table
-            blocks = self._kv.blocks(tables, batch.rows, int(stop.max()))
-            return self._draft_rows(batch, blocks, stop)
+            if not rows.size:
+                return self._draft_rows(batch, blocks, stop)
+            all_rows, collector = np.arange(len(batch.rows)), DraftCollector(len(batch.rows))
+            collector.set(all_rows, drafts)
+            late = np.setdiff1d(all_rows, rows)
+            late_batch, late_blocks = batch.select(late), _of_rows(blocks, late)
+            collector.set(late, self._draft_rows(late_batch, late_blocks, stop[late]))
+            return collector.collect()
+
+    @torch.inference_mode()
+    def draft_early(self, batch: DraftBatch, step: UnreadStep) -> None:
+        """Drafts for rows of a step that is not read yet, until `propose` takes the drafts.
+
+        Args:
+            batch: the rows as they were before the step, with at least one draft each; no options
+                and no constraint limit these.
+            step: what it did.
+        """
+        num_before = batch.num_tokens - self._token_offset
+        blocks = self._blocks(batch, num_before + 1)
+        missing = self._kv.first_missing(blocks, num_before)
+        rows = np.flatnonzero(~self._must_wait(batch, blocks, num_before, missing))
+        step, batch = step.select(rows), batch.select(rows)
+        num_before, missing = num_before[rows], missing[rows]
+        length = num_before + step.num_drafts + 1 - missing
+        if not rows.size or length.sum() > self._max_num_tokens:
+            return
+        with self._loaded.tp_scope():
+            tokens = batch.token_ids[:, self._token_offset :]
+            inputs = self._input_builder().prefill(batch.rows, missing, length, tokens)
+            step.place(inputs.tokens, length.cumsum())
+            outputs = self._forward(inputs.tokens, inputs)
+            prefilled = gather(outputs, inputs.ends - step.num_rejected)
+            self._record_early(batch, _of_rows(blocks, rows), num_before)
+            drafts = self._decode_drafts(batch, missing + length, prefilled, step.num_rejected)
+        caught_up = np.maximum(batch.num_computed - missing, 0)
+        self._early.set(batch, step, drafts.tokens, caught_up)
+
+    def _must_wait(
+        self, batch: DraftBatch, blocks: GroupBlocks, num_before: Ints, missing: Ints
+    ) -> npt.NDArray[np.bool_]:
+        """Rows that cannot draft early, bool [R].
+
+        Args:
+            num_before: int64 [R], the positions whose token is known.
+            missing: int64 [R], the first of them without KV.
+        """
+        return np.zeros(len(batch.rows), np.bool_)
+
+    def _record_early(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> None:
+        """Notes that each row's first `stop` positions hold KV, by an early pass."""
+        self._kv.mark_valid(blocks, stop)
+
+    def _blocks(self, batch: DraftBatch, stop: Ints) -> GroupBlocks:
+        """The blocks of each row, up to its longest `stop`."""
+        tables = self._runner.input_batch.block_table
+        return self._kv.blocks(tables, batch.rows, int(stop.max()))
 
     def _draft_rows(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Drafts for the rows whose missing KV can be computed."""
@@ -156,6 +225,7 @@ class PagedDraftModel:
         self._kv.mark_valid(blocks, stop)
         caught_up = int(np.maximum(batch.num_computed - start, 0).sum())
         drafts = self._decode_drafts(batch, stop, prefilled)
+        self._record_drafted(batch, np.arange(len(batch.rows)), drafts)
         return replace(drafts, catchup_tokens=caught_up) if caught_up else drafts
 
     def _known_length(self, batch: DraftBatch) -> Ints:
@@ -201,31 +271,37 @@ class PagedDraftModel:
         inputs = self._input_builder().prefill(batch.rows[rows], start, length, tokens)
         return gather(self._forward(inputs.tokens, inputs), inputs.ends)
 
-    def _decode_drafts(self, batch: DraftBatch, stop: Ints, prefilled: ForwardOutputs) -> Drafts:
-        """Drafts up to k tokens of each row, one for each pass that the row is in."""
+    def _decode_drafts(
+        self,
+        batch: DraftBatch,
+        stop: Ints,
+        prefilled: ForwardOutputs,
+        behind: torch.Tensor | None = None,
+    ) -> Drafts:
+        """Drafts up to k tokens of each row, one for each pass that the row is in.
+
+        `stop` and `behind` are those of `DraftPasses`.
+        """
         order = (-batch.k).argsort(kind="stable")  # rows with more drafts come first
         counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
-        drafts: list[Sequence[int]] = [[] for _ in batch.rows]
-        probabilities: list[torch.Tensor | None] = [None] * len(batch.rows)
         if not counts:
-            return Drafts(drafts)
+            return Drafts([[] for _ in batch.rows])
         first_rows, (output, recurrent) = order[: counts[0]], prefilled
         if len(first_rows) < len(order) or (first_rows != np.arange(len(first_rows))).any():
             output, recurrent = gather(prefilled, *to_device(self._device, first_rows))
-        sampling, shape = batch.sampling, (counts[0], len(counts))
+        sampling = batch.sampling
         samples = sampling is not None and sampling.samples
-        q = torch.empty(*shape, self._vocab_size if samples else 0, device=self._device)
-        passes = DraftPasses(self._input_builder(), batch, order, stop, counts)
+        shape = counts[0], len(counts), self._vocab_size if samples else 0
+        q = torch.empty(shape, device=self._device)
+        passes = DraftPasses(self._input_builder(), batch, order, stop, counts, behind)
         tokens_by_pass: list[tuple[RowSelection, torch.Tensor]] = []
         for depth in range(len(counts)):
             if depth:
                 staying, inputs = passes.next()
                 if inputs is None:
                     break
-                previous, recurrent = (
-                    select_rows(tokens_by_pass[-1][1], staying),
-                    select_rows(recurrent, staying),
-                )
+                previous = select_rows(tokens_by_pass[-1][1], staying)
+                recurrent = select_rows(recurrent, staying)
                 output, recurrent = self._forward(previous, inputs, recurrent)
             logits, selection = self._logits(output), passes.selection
             if sampling is None:
@@ -235,17 +311,19 @@ class PagedDraftModel:
                 if samples:
                     q[selection, depth] = drawn_from
             tokens_by_pass.append((selection, newest))
-        for n, drafted in enumerate(drafts_of_passes(tokens_by_pass)):
-            i = int(order[n])
-            drafts[i] = drafted
-            if samples:
-                probabilities[i] = q[n, : len(drafted)]
-            self._record_drafted(batch, i, drafted)
-        return Drafts(drafts, probabilities if samples else None)
+        drafts, rows = DraftCollector(len(batch.rows)), drafts_of_passes(tokens_by_pass)
+        distributions = [q[n, : len(row)] for n, row in enumerate(rows)] if samples else None
+        drafts.set(order[: len(rows)], Drafts(rows, distributions))
+        return drafts.collect()
 
-    def _record_drafted(self, batch: DraftBatch, i: int, drafts: DraftRow) -> None:
-        """Notes the i-th row's drafts, whose KV is written already."""
-        self._drafted[batch.request_ids[i]] = (int(batch.num_tokens[i]), drafts)
+    def _record_drafted(
+        self, batch: DraftBatch, rows: npt.NDArray[np.intp], drafts: Drafts
+    ) -> None:
+        """Notes the drafts of some rows, whose KV is written already."""
+        for i in rows.tolist():
+            drafted = drafts.tokens[i]
+            if isinstance(drafted, DraftRow):
+                self._drafted[batch.request_ids[i]] = int(batch.num_tokens[i]), drafted
 
     def _forward(
         self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
@@ -305,3 +383,8 @@ class PagedDraftModel:
     def _slot_gids(self) -> Iterable[int]:
         """The KV cache groups in which a forward pass needs slots."""
         return self._kv.ledgers
+
+
+def _of_rows(blocks: GroupBlocks, rows: npt.NDArray[np.intp]) -> GroupBlocks:
+    """The blocks of some rows."""
+    return {gid: group_blocks[rows] for gid, group_blocks in blocks.items()}

@@ -45,6 +45,9 @@ DRAWING = (
 )
 """Methods that draw their drafts."""
 
+EARLY = ("draft_model", "eagle", "eagle3", "mtp")
+"""Methods that draft before the tokens of a late step are read."""
+
 LOOKUPS = ("ngram", "suffix")
 """Methods that draft on the CPU. Their drafts are verified by exact match."""
 
@@ -78,6 +81,9 @@ def budget(method: str, asks: str, *, late: bool = False) -> Mapping[str, int]:
     too, before each draft; for rows without, the drafts that are verified by their distributions.
     With options that depend on the drafts before, three arrays are uploaded before each draft. A
     gate is told once which rows draft, and says at the end how long the drafts are.
+
+    Early drafts, which a late step of a draft model or a head has for greedy rows, upload where the
+    emitted tokens are.
     """
     allowed = {QUEUED_DOWNLOAD: 2}
     if method != NONE or not late:
@@ -89,6 +95,8 @@ def budget(method: str, asks: str, *, late: bool = False) -> Mapping[str, int]:
     more = {GREEDY: 0, UNKEPT: 0, GATED: 1, SEEDED: 1 + K, SAMPLED: 2, LIMITED: 3 * K}[asks]
     if method == "dflash" and asks not in (GREEDY, UNKEPT):
         more += 1  # the rows of each depth, which its one pass has together
+    if late and asks == GREEDY and method in EARLY:
+        more += 1
     allowed |= {UPLOAD: _UPLOADS[method] + more, QUEUED_DOWNLOAD: 3}
     if not late:
         allowed[EVENT] = 2

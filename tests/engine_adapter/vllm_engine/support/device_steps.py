@@ -157,6 +157,7 @@ class DeviceSteps(RunnerHooks, DeviceRunner):
         self.model = Target()
         self._capacity = K
         self._drafts = (LateStepDrafts if late else StepDrafts)(self, K)
+        self._drafts.drafts_early = late
         self.speculator = PlannedSpeculator(self, K)
         self.rejection_sampler = ExactMatch(self.sampler)
         self.draft_noise = DraftNoise(self.sampler)

@@ -27,6 +27,7 @@ from engine_adapter.vllm_engine.worker.drafting import paged_block_head as block
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
+from engine_adapter.vllm_engine.worker.drafting.early_drafts import UnreadStep
 from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import MappedVocabulary
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.target import TargetStep
@@ -69,6 +70,7 @@ LEAN_HEADS = tuple(
 """The same; for some, the target's states are not kept."""
 
 AnyToyHead = ToyHead | ToyBlockHead
+GREEDY = SimpleNamespace(structured_outputs=None)
 
 
 class World:
@@ -84,6 +86,7 @@ class World:
         ranks: the number of tensor-parallel ranks; this is one of them.
         shares_at_once: see `ToyScheduler`.
         vocabularies: draft model -> its vocabulary, where it has another one than the target.
+        early: models draft before the dispatch has the tokens of a step, where they can.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class World:
         ranks: int = 1,
         vocabularies: Mapping[str, VocabularyMap] | None = None,
         shares_at_once: bool = False,
+        early: bool = False,
         seed: int = 0,
     ) -> None:
         loaded = partial(ToyLoaded, self)
@@ -112,7 +116,7 @@ class World:
         monkeypatch.setattr(host_module, "PagedHead", ToyHead)
         monkeypatch.setattr(block_head_module, "LoadedBlockHead", loaded)
         monkeypatch.setattr(host_module, "PagedBlockHead", ToyBlockHead)
-        self.num_blocks = num_blocks
+        self.num_blocks, self.early, self._rng = num_blocks, early, np.random.default_rng(seed)
         self.block_sizes = (block_size, *other_groups)
         self.kernel_sizes = (kernel_size, *other_groups)
         self.max_model_len, self.budget = max_model_len, budget
@@ -126,6 +130,7 @@ class World:
             num_blocks, self.block_sizes, self.kernel_sizes, max_model_len, seed
         )
         self.batch: Any = None
+        self.num_early = 0
         self.dispatch = self._start_dispatch(proposers)
         toys = {name: self.toy(name) for name in self.dispatch.host.draft_models}
         self.checks = StepChecks(toys, self.requests, self.block_sizes)
@@ -215,6 +220,7 @@ class World:
             counts["drafted"] += sum(map(len, result.drafts.values()))
             counts["accepted"] += sum(max(count - 1, 0) for count in result.emitted.values())
             counts["caught up"] += sum(result.report.catchup.values())
+            counts["early"] += self.num_early
         return counts
 
     # -- requests ----------------------------------------------------------------------------
@@ -244,7 +250,14 @@ class World:
         before = {name: self.requests[name].computed for name in scheduled}
         plan = self.scheduler.plan(scheduled)
         self._store_states(scheduled)
+        unread = self.batches.make(self.requests, before)
+        verified = {name: len(self.requests[name].pending) for name in scheduled}
         sampled = {name: self._run_target(name, count) for name, count in scheduled.items()}
+        for name in self.dispatch.host.draft_models:
+            self.toy(name).fed.clear()
+        if self.early and scheduled:
+            self.batch = self.runner.input_batch = unread
+            self._draft_early(plan, scheduled, verified, sampled)
         self.batch = self.runner.input_batch = self.batches.make(self.requests, before)
         drafts, report = self._draft(plan, scheduled, sampled)
         result = StepResult(
@@ -269,13 +282,41 @@ class World:
         scheduled: dict[str, int],
         sampled: Mapping[str, list[int]],
     ) -> tuple[dict[str, list[int]], DraftReport]:
-        for name in self.dispatch.host.draft_models:
-            self.toy(name).fed.clear()
         emitted = [sampled[name] for name in self.batch.req_ids]
         nothing = torch.empty(0, 1)
         step = TargetStep(scheduled, emitted, np.arange(len(emitted)), nothing)
         drafts, report = self.dispatch.propose(plan, step)
         return dict(zip(self.batch.req_ids, drafts, strict=True)), report
+
+    def _draft_early(
+        self,
+        plan: StepPlan,
+        scheduled: Mapping[str, int],
+        verified: Mapping[str, int],
+        sampled: Mapping[str, list[int]],
+    ) -> None:
+        """What the dispatch does while the tokens of the step are known to the device only."""
+        names = list(scheduled)
+        self._rng.shuffle(names)
+        num_drafts = np.array([verified[name] for name in names])
+        emitted = self._rng.integers(0, VOCAB, (len(names), int(num_drafts.max()) + 1))
+        for row, name in zip(emitted, names, strict=True):
+            row[: len(sampled[name])] = sampled[name]
+        rejected = [
+            verified[name] + 1 - len(sampled[name]) if sampled[name] else 0 for name in names
+        ]
+        step = UnreadStep(
+            np.array([self.batch.req_id_to_index[name] for name in names]),
+            np.array([scheduled[name] for name in names]),
+            num_drafts,
+            torch.from_numpy(emitted),
+            np.arange(len(names)),
+            torch.tensor(rejected, dtype=torch.int32),
+        )
+        self.runner.requests = dict.fromkeys(names, SimpleNamespace(sampling_params=GREEDY))
+        self.dispatch.propose_early(plan, step)
+        models = self.dispatch.host.draft_models
+        self.num_early = sum(len(self.toy(name)._early) for name in models)
 
     def _store_states(self, scheduled: Mapping[str, int]) -> None:
         """Stores the target's state of every token that it reads, rejected drafts included."""

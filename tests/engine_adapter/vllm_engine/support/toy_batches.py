@@ -55,6 +55,7 @@ class ToyBatches:
             num_tokens_no_spec=np.array([len(r.tokens) for r in every], np.int32),
             num_prompt_tokens=np.array([r.prompt for r in every], np.int32),
             num_computed_tokens_cpu=np.array([before[name] for name in names], np.int32),
+            num_computed_before=lambda rows: np.array([before[names[row]] for row in rows]),
             token_ids_cpu=tokens,
             block_table=[self._block_table(gid, every) for gid in range(len(self._block_sizes))],
         )

@@ -65,7 +65,9 @@ def step_of_a_and_b() -> Any:
 
 def draft(runner: Hooked) -> torch.Tensor:
     hidden = torch.arange(8.0).view(4, 2)  # the last row is padding
-    return runner.draft(step_of_a_and_b(), {}, hidden, [hidden], torch.tensor([2, 1]))
+    return runner.draft(
+        step_of_a_and_b(), {}, hidden, [hidden], (torch.tensor([2, 1]), torch.tensor([0, 0]))
+    )
 
 
 @pytest.mark.needs_vllm

@@ -31,6 +31,7 @@ class Runner:
     def __init__(self, drafts: dict[int, list[int]]) -> None:
         self.device = torch.device("cpu")
         self.plans: list[StepPlan] = []
+        self.unread: list[Any] = []
         self.drafts = drafts
         self.drafter = self
         self.req_states = SimpleNamespace(
@@ -43,6 +44,9 @@ class Runner:
         self.input_batch.num_tokens_no_spec[:] = 4
         params = SimpleNamespace(structured_outputs=None)
         self.requests = {name: SimpleNamespace(sampling_params=params) for name in "ab"}
+
+    def propose_early(self, plan: StepPlan, step: Any) -> None:
+        self.unread.append(step)
 
     def propose(self, plan: StepPlan, step: Any) -> tuple[list[list[int]], DraftReport]:
         self.plans.append(plan)
@@ -76,11 +80,15 @@ def verified(plan: Any = PLAN) -> VerifiedStep:
         idx_mapping_np=np.array([2, 0]),
         idx_mapping=torch.tensor([2, 0]),
         logits_indices=torch.tensor([0, 1]),
-        cu_num_logits_np=np.array([0, 1, 2]),
+        cu_num_logits_np=np.array([0, 2, 3]),
+        num_scheduled_tokens=np.array([2, 1]),
     )
     emitted, counts = torch.tensor([[5, 6], [7, 0]]), torch.tensor([2, 1], dtype=torch.int32)
     step = scheduled({"a": 2, "b": 1}, plan=plan)
-    return VerifiedStep(step, batch, HostCopy(emitted, counts), torch.zeros(2, 1))
+    rejected = torch.zeros(2, dtype=torch.int32)
+    return VerifiedStep(
+        step, batch, HostCopy(emitted, counts), torch.zeros(2, 1), emitted, rejected
+    )
 
 
 @pytest.fixture
@@ -97,6 +105,30 @@ def test_no_proposer_is_asked_before_the_next_step(late: LateStepDrafts, runner:
     assert late.draft_after(verified()).tolist() == [[0, 0, 0], [0, 0, 0]]
     assert runner.plans == []
     assert runner.input_batch.num_tokens_no_spec.tolist() == [4, 4, 4, 4]
+
+
+def test_models_draft_before_the_tokens_are_read(late: LateStepDrafts, runner: Runner) -> None:
+    late.draft_after(verified())
+    assert runner.unread == [], "on a CPU nothing runs beside Python"
+    late.begin_step(scheduled({"a": 4, "b": 1}))
+    late.drafts_early = True
+    late.draft_after(verified())
+    (unread,) = runner.unread
+    assert unread.rows.tolist() == [2, 0]
+    assert unread.num_read.tolist() == [2, 1]
+    assert unread.num_drafts.tolist() == [1, 0]
+
+
+def test_no_model_drafts_early_while_the_mirrors_lack_a_step(
+    late: LateStepDrafts, runner: Runner
+) -> None:
+    late.drafts_early = True
+    late.draft_after(verified(plan=StepPlan()))
+    late.draft_after(verified())
+    assert runner.unread == []
+    late.begin_step(scheduled({"a": 4, "b": 1}))
+    late.draft_after(verified())
+    assert len(runner.unread) == 1
 
 
 def test_places_without_a_draft_are_left_out_and_the_scheduler_keeps_its_own(

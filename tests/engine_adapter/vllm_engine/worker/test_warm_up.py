@@ -89,6 +89,7 @@ def test_drafts_join_a_dummy_run_until_the_engine_has_started() -> None:
             SimpleNamespace(num_tokens=16, num_reqs=2),
             *(nothing, nothing, nothing, nothing),
             torch.ones(2, dtype=torch.int32),
+            torch.zeros(2, dtype=torch.int32),
             dummy_run=True,
         )
 
