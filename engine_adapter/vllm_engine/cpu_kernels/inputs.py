@@ -1,7 +1,7 @@
 """Twins of the kernels that prepare a step's input and note its results.
 
-The kernels are in vLLM's `v1/worker/gpu`: `input_batch.py`, `sample/prompt_logprob.py` and
-`model_states/mamba_hybrid.py`. A step has R rows, which are requests; `idx_mapping`
+The kernels are in vLLM's `v1/worker/gpu`: `input_batch.py`, `mm/rope.py`,
+`sample/prompt_logprob.py` and `model_states/mamba_hybrid.py`. A step has R rows, which are requests; `idx_mapping`
 int [R] has the index of each among the M that the runner holds. `query_start_loc` int32 [R + 1]
 says where each row's tokens begin among the step's T, and `cu_num_logits` int32 [R + 1] the same of
 its L logits. `all_token_ids` int32 [M, tokens] has prompts and outputs; `prefill_lens` int32 [M]
@@ -53,6 +53,40 @@ def prepare_prefill_inputs(
             inside = next_position + i < prefill
             token = all_token_ids[request, next_position + i] if inside else 0
             next_prefill_tokens[i, request] = token
+
+
+@compiled
+def prepare_rope_positions(
+    positions: Array,
+    prefill_positions: Array,
+    prefill_delta: Array,
+    idx_mapping: Array,
+    query_start_loc: Array,
+    prefill_lens: Array,
+    num_computed_tokens: Array,
+    NUM_DIMS: int,
+) -> None:
+    """Writes each token's position in time, height and width. `_prepare_rope_positions_kernel`.
+
+    Args:
+        positions: int64 [`NUM_DIMS`, T + 1], is written.
+        prefill_positions: int32 [M * `NUM_DIMS`, tokens], those of each request's prompt.
+        prefill_delta: int32 [M], how far positions behind the prompt are from a token's place.
+        idx_mapping, query_start_loc, prefill_lens, num_computed_tokens: see the module.
+        NUM_DIMS: the dimensions of a position.
+    """
+    for row in range(len(idx_mapping)):
+        request = idx_mapping[row]
+        computed = num_computed_tokens[request]
+        start, end = query_start_loc[row], query_start_loc[row + 1]
+        for dim in range(NUM_DIMS):
+            for i in range(end - start):
+                place = computed + i
+                if computed < prefill_lens[request]:
+                    position = prefill_positions[request * NUM_DIMS + dim, place]
+                else:
+                    position = place + prefill_delta[request]
+                positions[dim, start + i] = position
 
 
 @compiled

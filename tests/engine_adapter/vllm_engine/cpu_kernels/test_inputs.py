@@ -15,6 +15,7 @@ from tests.engine_adapter.vllm_engine.support.v2_steps import (
     DRAFTS,
     REQUESTS,
     VOCABULARY,
+    WIDTH,
     RandomStep,
     random_step,
 )
@@ -55,6 +56,25 @@ def test_tokens_get_positions_and_rows_lengths(steps: list[RandomStep]) -> None:
             *(step.idx_mapping, step.query_start_loc, step.num_computed_tokens),
             *(garbage(step.tokens + 2, dtype=torch.int64), garbage(REQUESTS + 2)),
         )
+
+
+@pytest.mark.parametrize("num_dims", [3, 4])
+def test_tokens_get_positions_in_several_dimensions(steps: list[RandomStep], num_dims: int) -> None:
+    for step in steps:
+        positions = garbage(num_dims, step.tokens + 1, dtype=torch.int64)
+        ours, theirs = check_kernel(
+            "mm.rope",
+            "_prepare_rope_positions_kernel",
+            (step.rows,),
+            *(positions, positions.stride(0)),
+            *(garbage(REQUESTS * num_dims, WIDTH), num_dims * WIDTH, WIDTH),
+            *(torch.arange(REQUESTS, dtype=torch.int32) - 3, step.idx_mapping),
+            *(step.query_start_loc, step.prefill_len, step.num_computed_tokens),
+            BLOCK_SIZE=16,
+            NUM_DIMS=num_dims,
+        )
+        same(ours[0], theirs[0])
+        assert not torch.equal(ours[0], positions)
 
 
 @pytest.mark.parametrize("sampled", [(REQUESTS,), (REQUESTS, 1)], ids=["flat", "column"])

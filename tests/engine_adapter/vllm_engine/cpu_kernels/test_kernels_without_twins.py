@@ -18,7 +18,6 @@ SHARED = "vllm.v1.worker.utils"
 WITHOUT: dict[str, tuple[str, set[str]]] = {
     "cp_utils": ("context parallelism, not on CPU", {"_dcp_local_seq_lens_kernel"}),
     "metrics.logits": ("only with VLLM_COMPUTE_NANS_IN_LOGITS", {"_num_nans_kernel"}),
-    "mm.rope": ("positions of images and videos", {"_prepare_rope_positions_kernel"}),
     "model_states.prompt_embeds": ("prompts as embeddings", {"_apply_prompt_embeds_kernel"}),
     "model_states.recoverssm": (
         "a way to store recurrent states that needs a GPU",
