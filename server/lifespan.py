@@ -27,6 +27,7 @@ from server.fleet.follower import Follower
 from server.fleet.http_fleet import fleet_client
 from server.fleet.member import Member
 from server.fleet.peers import Peers
+from server.images.prompts import ImagePrompts
 from server.openai.responses.background import stop_background
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
@@ -130,6 +131,7 @@ async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:
         revision=settings.revision if info.tokenizer == info.model else None,
         trust_remote_code=bool(settings.trust_remote_code),
         special_tokens_as_text=settings.special_tokens_in_chats == "as-text",
+        images=info.images,
     )
     if not renderer.has_chat_template:
         log.warning("no_chat_template", tokenizer=info.tokenizer)
@@ -165,6 +167,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         audit=audit,
         info=info,
         renderer=renderer,
+        images=ImagePrompts(engine, info.images),
         admission=admission,
         switcher=switcher,
         router=router,

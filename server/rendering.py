@@ -13,8 +13,10 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from engine_adapter.seam.images import ImageSupport
 from engine_adapter.seam.text import truncate
 from server.errors import InvalidField
+from server.images.placeholders import with_placeholders
 from server.schema.json_values import is_larger
 from server.special_tokens import HiddenValue
 from server.text import is_unicode
@@ -53,6 +55,7 @@ class Renderer:
     Args:
         special_tokens_as_text: whether the text of a special token in a chat or a prediction is
             text. If not, it is the token.
+        images: what pictures the target takes; `None` if it takes none.
     """
 
     def __init__(
@@ -61,8 +64,10 @@ class Renderer:
         chat_template: str | None = None,
         *,
         special_tokens_as_text: bool = True,
+        images: ImageSupport | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._images = images
         self._chat_template = chat_template
         self._as_text = special_tokens_as_text
         self._encoder = TextEncoder(tokenizer)
@@ -80,6 +85,7 @@ class Renderer:
         revision: str | None = None,
         trust_remote_code: bool = False,
         special_tokens_as_text: bool = True,
+        images: ImageSupport | None = None,
     ) -> "Renderer":
         """Reads the tokenizer from a folder or the hub, and the template from its file.
 
@@ -92,7 +98,9 @@ class Renderer:
         loaded = AutoTokenizer.from_pretrained(
             tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-        renderer = cls(loaded, template, special_tokens_as_text=special_tokens_as_text)
+        renderer = cls(
+            loaded, template, special_tokens_as_text=special_tokens_as_text, images=images
+        )
         _ = renderer.longest_token
         return renderer
 
@@ -148,7 +156,7 @@ class Renderer:
         param: str = "messages",
         max_chars: int | None = None,
     ) -> tuple[int, ...]:
-        """The token ids of a chat, as the template renders it.
+        """The token ids of a chat, as the template renders it, with a placeholder for each picture.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
         format; `template` is used instead of the server's. Raises `InvalidField`, mostly naming
@@ -251,8 +259,12 @@ class Renderer:
             hidden_value = HiddenValue(chat, False, {})
             if self._as_text:
                 hidden_value = self._encoder.special_tokens.hide(chat)
+            messages = hidden_value.value["messages"]
+            if self._images is not None:
+                # Placeholders are special tokens: those of the client are hidden before.
+                messages = with_placeholders(messages, self._images)
             text = self._tokenizer.apply_chat_template(
-                hidden_value.value["messages"],
+                messages,
                 tools=hidden_value.value["tools"],
                 **hidden_value.value["documents"],
                 chat_template=template or self._chat_template,

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from engine_adapter.fake.admission import check_method, check_request
 from engine_adapter.fake.batch import Batch
+from engine_adapter.fake.images import PLACEHOLDER, render_images
 from engine_adapter.fake.lifetime import Lifetime
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import read_options
@@ -29,6 +30,7 @@ from engine_adapter.seam.errors import (
     EngineStartError,
     InvalidRequest,
 )
+from engine_adapter.seam.images import ImagePrompt
 from engine_adapter.seam.interface import EngineObserver
 from engine_adapter.seam.parsing import ParsingRequest
 from engine_adapter.seam.types import (
@@ -121,6 +123,15 @@ class FakeEngine:
                 on_progress(f"Loading adapter {name}")
         self._info = describe(self._config, self._options, vocabulary, self._capacity)
         self._lifetime.begin()
+
+    async def render_images(
+        self, token_ids: Sequence[int], images: Sequence[Any], param: str
+    ) -> ImagePrompt:
+        """See `Engine.render_images`."""
+        self._begin_call("render_images")
+        assert self._vocabulary is not None
+        placeholder_id = self._vocabulary.tokenizer.token_to_id(PLACEHOLDER)
+        return render_images(token_ids, images, param, placeholder_id)
 
     async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
         """See `Engine.check_constraint`. `generate` refuses what cannot be honoured."""

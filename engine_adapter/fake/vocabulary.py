@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine_adapter.fake.images import image_support
 from engine_adapter.fake.options import FakeOptions
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.errors import EngineConfigError
@@ -87,6 +88,7 @@ def describe(
         proposers=(),
         tool_call_parser=_choice(config.tool_call_parser),
         reasoning_parser=_choice(config.reasoning_parser),
+        images=image_support(config, options),
     )
 
 

@@ -6,11 +6,12 @@ exceptions in `errors`. `vllm_engine` and `fake` implement `Engine`; the gateway
 of them. Nothing here imports torch, vLLM, FastAPI or pydantic.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine_adapter.seam.counts import StepReport
 from engine_adapter.seam.errors import EngineDead
+from engine_adapter.seam.images import ImagePrompt
 from engine_adapter.seam.parsing import Parsing, ParsingRequest
 from engine_adapter.seam.types import (
     Delta,
@@ -78,6 +79,22 @@ class Engine(Protocol):
             InvalidRequest: it cannot, or only with too much time or memory.
             EngineError: the constraint could not be checked.
             EngineDead: the engine is dead, or was stopped.
+        """
+        ...
+
+    async def render_images(
+        self, token_ids: Sequence[int], images: Sequence[Any], param: str
+    ) -> ImagePrompt:
+        """Puts pictures into a prompt. It takes no slot.
+
+        Args:
+            token_ids: the prompt, with a placeholder for each picture.
+            images: in the order of their placeholders; see `seam.images`.
+            param: the field of the request that they come from.
+
+        Raises:
+            InvalidRequest: the target's processor refuses them.
+            EngineDead: the engine is dead.
         """
         ...
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from engine_adapter.seam.counts import SpecStats
+from engine_adapter.seam.images import ImagePrompt, ImageSupport
 
 NONE = "none"
 """The name of plain decoding, used like the name of a proposer."""
@@ -166,6 +167,7 @@ class GenerationRequest:
         template_variables: the client's variables of the chat template, for a reasoning parser.
         cache_salt: only requests with the same salt share blocks of the prefix cache.
         priority: a lower one is scheduled earlier, if the engine schedules by priority.
+        images: the prompt's pictures, if it has any; `prompt_token_ids` are its tokens.
     """
 
     request_id: str
@@ -176,6 +178,7 @@ class GenerationRequest:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
     priority: int = 0
+    images: ImagePrompt | None = None
 
 
 class FinishReason(StrEnum):
@@ -308,6 +311,7 @@ class EngineInfo:
         max_speculative_tokens: the draft capacity: the upper limit of every k.
         tool_call_parser: finds the calls that the target makes by itself.
         reasoning_parser: tells the target's reasoning from its answer.
+        images: what pictures the target takes; `None` if it takes none.
     """
 
     engine: str
@@ -322,3 +326,4 @@ class EngineInfo:
     proposers: tuple[ProposerInfo, ...]
     tool_call_parser: ParserChoice = NO_PARSER
     reasoning_parser: ParserChoice = NO_PARSER
+    images: ImageSupport | None = None

@@ -62,6 +62,9 @@ NAMES = {
     "serialize_guidance_grammar": "vllm.v1.structured_output.backend_guidance",
     "get_structured_output_key": "vllm.v1.structured_output.request",
     "cached_tokenizer_from_config": "vllm.tokenizers",
+    # Pictures in prompts.
+    "get_model_cls": "vllm.model_executor.model_loader",
+    "resolve_chat_template_content_format": "vllm.renderers.hf",
     # Ray's executor, which needs the package ray to be imported.
     "RayExecutorV2": "vllm.v1.executor.ray_executor_v2",
     "RayWorkerProc": "vllm.v1.executor.ray_executor_v2",

@@ -24,6 +24,7 @@ NAMES = FieldNames(
     format=schema.MessagesRequest.format_field,
     effort="output_config.effort",
     other_choices="'any', 'tool' and 'none'",
+    image="content",
 )
 """How a message names the fields of its chat."""
 
@@ -125,22 +126,36 @@ def _input_messages(
     role: str, blocks: Sequence[schema.Block], name: str
 ) -> Iterator[dict[str, object]]:
     """Results of tools are messages of their own; the texts between them are one each."""
-    texts: list[schema.TextBlock] = []
+    parts: list[schema.TextBlock | schema.ImageBlock] = []
     for number, block in enumerate(blocks):
         if isinstance(block, schema.TextBlock):
-            texts.append(block)
+            parts.append(block)
+            continue
+        if isinstance(block, schema.ImageBlock) and role == "user":
+            parts.append(block)
             continue
         if not isinstance(block, schema.ToolResultBlock) or role != "user":
             raise _wrong_role(block, role, f"{name}.content.{number}")
-        if texts:
-            yield {"role": role, "content": _text(texts)}
-            texts = []
-        content = _text(block.content or "")
-        if block.is_error:
-            content = f"Error: {content}"
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-    if texts or not blocks:
-        yield {"role": role, "content": _text(texts)}
+        if parts:
+            yield {"role": role, "content": _content(parts)}
+            parts = []
+        yield {
+            "role": "tool",
+            "tool_call_id": block.tool_use_id,
+            "content": _result(block),
+        }
+    if parts or not blocks:
+        yield {"role": role, "content": _content(parts)}
+
+
+def _result(block: schema.ToolResultBlock) -> str | list[dict[str, object]]:
+    """What a tool returned; the text of an error says that it is one."""
+    content = _content(block.content or "")
+    if not block.is_error:
+        return content
+    if isinstance(content, str):
+        return f"Error: {content}"
+    return [{"type": "text", "text": "Error:"}, *content]
 
 
 def _answers(blocks: Sequence[schema.Block], name: str) -> Iterator[dict[str, object]]:
@@ -194,6 +209,23 @@ def _wrong_role(block: schema.Block, role: str, param: str) -> InvalidField:
 def _text(content: str | Sequence[schema.TextBlock]) -> str:
     """A content as one text; nothing is inserted between its blocks but line feeds."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _content(
+    content: str | Sequence[schema.TextBlock | schema.ImageBlock],
+) -> str | list[dict[str, object]]:
+    """A content as one text, or with pictures as the parts of a chat's message."""
+    if isinstance(content, str):
+        return content
+    texts = [block for block in content if isinstance(block, schema.TextBlock)]
+    if len(texts) == len(content):
+        return _text(texts)
+    return [
+        {"type": "text", "text": block.text}
+        if isinstance(block, schema.TextBlock)
+        else {"type": "image_url", "image_url": {"url": block.source.location}}
+        for block in content
+    ]
 
 
 def _tools(

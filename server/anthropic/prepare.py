@@ -5,7 +5,7 @@ from dataclasses import replace
 from server.anthropic.message_input import count_prompt, message_input
 from server.openai.body_checks import CheckedBody, check_body, check_not_of_chats
 from server.openai.chat import prepare_input
-from server.openai.prompts import render_chat, text_limit
+from server.openai.prompts import render_prompt, text_limit
 from server.openai.request import PreparedRequest
 from server.schema.anthropic import CountTokensRequest, MessagesRequest, Thinking
 from server.schema.base import without_effect
@@ -28,7 +28,7 @@ async def count_tokens(runtime: Runtime, body: CountTokensRequest) -> tuple[int,
     if ignored and runtime.settings.strict_fields:
         raise without_effect(ignored[0])
     max_chars = text_limit(runtime.renderer, runtime.info, is_bounded=False)
-    token_ids = await render_chat(runtime.renderer, chat, max_chars)
+    token_ids, _ = await render_prompt(runtime, chat, max_chars)
     return len(token_ids), replace(checked, ignored=(*checked.ignored, *ignored))
 
 

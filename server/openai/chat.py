@@ -16,7 +16,7 @@ from server.openai.prompts import (
     check_prompt,
     predicted_tokens,
     prompt_text_limit,
-    render_chat,
+    render_prompt,
     truncated,
 )
 from server.openai.request import PreparedRequest, answer_options, new_request_id
@@ -52,8 +52,9 @@ async def prepare_input(
         *(*checked.ignored, *chat.ignored, *unmet_documents(runtime, chat.prompt)),
         *unmet_effort(runtime, chat.effort, names.effort, chat.prompt.template),
     )
-    token_ids = await render_chat(runtime.renderer, chat.prompt, prompt_text_limit(runtime, body))
-    prompt = truncated(body, info, token_ids, chat.max_tokens or settings.default_max_tokens)
+    token_ids, images = await render_prompt(runtime, chat.prompt, prompt_text_limit(runtime, body))
+    max_tokens = chat.max_tokens or settings.default_max_tokens
+    prompt = truncated(body, info, token_ids, max_tokens, has_images=images is not None)
     check_prompt(info, prompt, names.messages)
     options = sampling_options(
         body,
@@ -81,6 +82,7 @@ async def prepare_input(
         ChatShape(chat.num_top_logprobs, readers, tokens_as_ids=chat.tokens_as_ids),
         overlap,
         template_variables=chat.prompt.variables,
+        images=images,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
+from server.images.prompts import ImageUrl
 from server.openai.field_names import CHAT, FieldNames
 from server.openai.function_tools import FunctionTools, chat_paths, checked_tools
 from server.schema.chat import ChatCompletionRequest, ChatPromptFields, ReasoningEffort
@@ -37,6 +38,14 @@ class ChatPrompt:
     add_special_tokens: bool = False
     documents: Sequence[dict[str, str]] = ()
     template: str | None = None
+
+    def image_urls(self) -> list[ImageUrl]:
+        """The pictures, in their order."""
+        return [
+            ImageUrl(url, f"{name}.{self.names.image.format(part=part)}")
+            for name, message in zip(self.message_names, self.messages, strict=True)
+            for part, url in message.image_urls.items()
+        ]
 
     def texts(self) -> Iterator[tuple[str, Any]]:
         """What has texts of the client: the name of its field, and its value."""

@@ -14,6 +14,7 @@ class FieldNames:
         effort: of reasoning.
         logprobs: asks for log probabilities.
         other_choices: of tools, besides `auto`.
+        image: of a picture, in its message; `{part}` is the number of its part.
     """
 
     messages: str = "messages"
@@ -22,6 +23,7 @@ class FieldNames:
     effort: str = "reasoning_effort"
     logprobs: str = "logprobs"
     other_choices: str = "'required', a named tool and 'none'"
+    image: str = "content.{part}.image_url.url"
 
 
 CHAT = FieldNames()

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from engine_adapter.seam.images import ImagePrompt
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import EngineInfo, SamplingOptions
 from server.errors import InvalidField
@@ -41,6 +42,22 @@ async def render_chat(renderer: Renderer, chat: ChatPrompt, max_chars: int) -> t
         raise InvalidField(path, f"{path} contains a lone surrogate.") from None
 
 
+async def render_prompt(
+    runtime: Runtime, chat: ChatPrompt, max_chars: int
+) -> tuple[tuple[int, ...], ImagePrompt | None]:
+    """The token ids of a chat, those of its pictures included, and the prompt with them.
+
+    Raises `InvalidField`, and `InvalidRequest` for pictures that the target's processor refuses.
+    """
+    urls = chat.image_urls()
+    runtime.images.check(urls)
+    token_ids = await render_chat(runtime.renderer, chat, max_chars)
+    if not urls:
+        return token_ids, None
+    prompt = await runtime.images.render(token_ids, urls)
+    return prompt.token_ids, prompt
+
+
 def text_limit(renderer: Renderer, info: EngineInfo, *, is_bounded: bool) -> int:
     """The most characters of a text that is tokenized: those of a context of the longest tokens.
 
@@ -59,16 +76,25 @@ def prompt_text_limit(runtime: Runtime, body: GenerationBody) -> int:
 
 
 def truncated(
-    body: GenerationBody, info: EngineInfo, token_ids: Sequence[int], max_tokens: int | None
+    body: GenerationBody,
+    info: EngineInfo,
+    token_ids: Sequence[int],
+    max_tokens: int | None,
+    *,
+    has_images: bool = False,
 ) -> Sequence[int]:
     """A prompt without the tokens that `truncate_prompt_tokens` cuts off.
 
     -1 leaves as much as fits beside `max_tokens`. The last tokens stay, unless `truncation_side`
-    is `right`. Raises `InvalidField` for 0, which would leave nothing.
+    is `right`. Raises `InvalidField` for 0, which would leave nothing, and for a prompt with
+    pictures.
     """
     limit = body.truncate_prompt_tokens
     if limit is None:
         return token_ids
+    if has_images:
+        message = "truncate_prompt_tokens would cut pictures off; leave it out, or the pictures."
+        raise InvalidField("truncate_prompt_tokens", message)
     if limit == 0:
         message = "truncate_prompt_tokens must be at least 1, or -1 for what fits the context."
         raise InvalidField("truncate_prompt_tokens", message)

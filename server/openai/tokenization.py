@@ -7,7 +7,7 @@ from server.errors import InvalidField
 from server.openai.chat_input import chat_prompt
 from server.openai.field_names import CHAT
 from server.openai.function_tools import chat_paths, checked_tools
-from server.openai.prompts import check_token_ids, render_chat, text_limit, text_prompt
+from server.openai.prompts import check_token_ids, render_prompt, text_limit, text_prompt
 from server.schema.chat import DetokenizeRequest, TokenizeRequest
 from server.state import Runtime
 
@@ -39,4 +39,5 @@ async def _token_ids(runtime: Runtime, body: TokenizeRequest) -> Sequence[int]:
     functions = [tool.function for tool in body.tools or ()]
     tools = checked_tools(functions, chat_paths(len(functions)), None, CHAT)
     chat = chat_prompt(body.messages or (), body, tools)
-    return await render_chat(renderer, chat, max_chars)
+    token_ids, _ = await render_prompt(runtime, chat, max_chars)
+    return token_ids

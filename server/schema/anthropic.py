@@ -16,8 +16,12 @@ from server.schema.response_items import TEXT_OR_LIST, form, known_type
 from server.schema.structured import schema_constraint
 from server.schema.tools import MAX_TOOLS, Name
 
-BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+BLOCK_TYPES = ("text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking")
 """The kinds of blocks that a message may have."""
+
+
+MAX_MEDIA_TYPE = 100
+"""The most characters of a picture's media type."""
 
 
 class _Block(BaseModel):
@@ -31,6 +35,41 @@ class TextBlock(_Block):
 
     type: Literal["text"]
     text: str
+
+
+class Base64Image(_Block):
+    """A picture in the body. Its format is read from the picture."""
+
+    type: Literal["base64"]
+    media_type: str = Field(max_length=MAX_MEDIA_TYPE)
+    data: str
+
+    @property
+    def location(self) -> str:
+        """The picture as a `data:` URL."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlImage(_Block):
+    """A picture behind a URL."""
+
+    type: Literal["url"]
+    url: str
+
+    @property
+    def location(self) -> str:
+        """The URL."""
+        return self.url
+
+
+class ImageBlock(_Block):
+    """A picture."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Image | UrlImage, Field(discriminator="type")],
+        known_type("source", ("base64", "url"), None),
+    ]
 
 
 class ToolUseBlock(_Block):
@@ -55,12 +94,30 @@ TextContent = Annotated[
 """A text, or blocks of text."""
 
 
+ResultContent = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[TextBlock | ImageBlock, Field(discriminator="type")],
+                known_type("block", ("text", "image"), None),
+            ]
+        ],
+        Field(max_length=MAX_PARTS, fail_fast=True),
+        Tag("list"),
+    ],
+    Discriminator(form),
+    TEXT_OR_LIST,
+]
+"""A text, or blocks of text and pictures."""
+
+
 class ToolResultBlock(_Block):
     """What the call `tool_use_id` returned."""
 
     type: Literal["tool_result"]
     tool_use_id: Id = Field(min_length=1)
-    content: TextContent | None = None
+    content: ResultContent | None = None
     is_error: bool | None = None
 
 
@@ -80,7 +137,12 @@ class RedactedThinkingBlock(_Block):
 
 Block = Annotated[
     Annotated[
-        TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+        TextBlock
+        | ImageBlock
+        | ToolUseBlock
+        | ToolResultBlock
+        | ThinkingBlock
+        | RedactedThinkingBlock,
         Field(discriminator="type"),
     ],
     known_type("block", BLOCK_TYPES, None),

@@ -93,27 +93,33 @@ LogitBias = Annotated[_Biases | None, BeforeValidator(_few_biases), AfterValidat
 """Token ids, as the strings that JSON's keys are, and the biases of their logits."""
 
 
-def _text_only(value: Any) -> Any:
-    if value != "text":
-        message = "only text parts are supported"
-        raise PydanticCustomError("content_part", "{reason}", {"reason": message})
-    return value
-
-
 class TextPart(BaseModel):
     """A part of a text."""
 
     model_config = ConfigDict(strict=True)
 
-    type: Annotated[Literal["text"], BeforeValidator(_text_only)]
+    type: Literal["text"]
     text: str
+
+
+def _text_only(part: Any) -> Any:
+    if isinstance(part, dict) and part.get("type") != "text":
+        message = "only text parts are supported"
+        raise PydanticCustomError("content_part", "{reason}", {"reason": message})
+    return part
 
 
 class Prediction(Strict):
     """The text that a client expects, or most of it."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+    content: (
+        str
+        | Annotated[
+            list[Annotated[TextPart, BeforeValidator(_text_only)]],
+            Field(max_length=MAX_PARTS, fail_fast=True),
+        ]
+    )
 
     @property
     def text(self) -> str:

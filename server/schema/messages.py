@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -15,6 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from engine_adapter.seam.text import short_repr
 from server.errors import to_api_error
 from server.schema.base import Bounded
 from server.schema.bounds import MAX_PARTS, too_many
@@ -55,6 +57,42 @@ def _as_object(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     if is_nested_deeper(value, MAX_ARGUMENT_LEVELS):
         raise ValueError(too_deep)
     return value
+
+
+class ImageUrlValue(BaseModel):
+    """Where a picture is. `detail` and other fields say nothing to the models served here."""
+
+    model_config = ConfigDict(strict=True)
+
+    url: str
+
+
+class ImagePart(BaseModel):
+    """A picture in a message."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["image_url"]
+    image_url: ImageUrlValue
+
+
+CONTENT_PARTS = ("text", "image_url")
+"""The kinds of parts that a message may have."""
+
+
+def _known_part(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in CONTENT_PARTS:
+        reason = f"the part type {short_repr(kind)} is not supported; use text or image_url"
+        context = {"reason": reason, "code": "unsupported_parameter"}
+        raise PydanticCustomError("content_part", "{reason}", context)
+    return value
+
+
+ContentPart = Annotated[
+    Annotated[TextPart | ImagePart, Field(discriminator="type")], BeforeValidator(_known_part)
+]
+"""A part of a message."""
 
 
 class CalledFunction(Bounded):
@@ -105,7 +143,7 @@ class Message(Bounded):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Role
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     tool_calls: Annotated[list[EarlierCall], Field(fail_fast=True)] | None = None
     tool_call_id: Id | None = None
     reasoning: str | None = None
@@ -113,18 +151,32 @@ class Message(Bounded):
 
     @property
     def text(self) -> str:
-        """The content as one text."""
+        """The content as one text, without its pictures."""
         if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
+            return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
         return self.content or ""
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: its content is one string.
+    @property
+    def image_urls(self) -> dict[int, str]:
+        """The URL of each picture, by the number of its part."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return {
+            number: part.image_url.url
+            for number, part in enumerate(parts)
+            if isinstance(part, ImagePart)
+        }
 
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it.
+
+        Its content is one string; with pictures it is a list of parts, as templates know them.
         `developer` is OpenAI's newer name of `system`; templates know the older name. Some
         templates read reasoning under the one name, some under the other.
         """
-        content = None if self.content is None else self.text
+        content: Any = None if self.content is None else self.text
+        if self.image_urls:
+            assert isinstance(self.content, list)
+            content = [_template_part(part) for part in self.content]
         role = "system" if self.role == "developer" else self.role
         fields = {**(self.model_extra or {}), "role": role, "content": content}
         if self.tool_calls:
@@ -136,7 +188,13 @@ class Message(Bounded):
         return fields
 
 
+def _template_part(part: TextPart | ImagePart) -> dict[str, str]:
+    return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+
+
 def _is_complete(message: Message) -> Message:
+    if message.image_urls and message.role not in ("user", "tool"):
+        raise ValueError("only messages with the role user or tool have pictures")
     if message.content is None and message.role != "assistant":
         raise ValueError(f"a message with the role {message.role} needs content")
     if message.tool_calls and message.role != "assistant":

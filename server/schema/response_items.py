@@ -20,7 +20,7 @@ ITEM_TYPES = (
 )
 """The kinds of items that a request may have; an item without a type is a message."""
 
-PART_TYPES = ("input_text", "output_text", "refusal")
+PART_TYPES = ("input_text", "input_image", "output_text", "refusal")
 """The kinds of parts that a message may have."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -73,6 +73,13 @@ class InputText(_Part):
     text: str
 
 
+class InputImage(_Part):
+    """A picture that the client sends; `detail` says nothing to the models served here."""
+
+    type: Literal["input_image"]
+    image_url: str
+
+
 class OutputText(_Part):
     """A text that a model wrote; its annotations and log probabilities are ignored."""
 
@@ -88,12 +95,15 @@ class Refusal(_Part):
 
 
 MessagePart = Annotated[
-    Annotated[InputText | OutputText | Refusal, Field(discriminator="type")],
+    Annotated[InputText | InputImage | OutputText | Refusal, Field(discriminator="type")],
     known_type("part", PART_TYPES, None),
 ]
 """A part of a message."""
 
-OutputPart = Annotated[InputText, known_type("part", ("input_text",), None)]
+OutputPart = Annotated[
+    Annotated[InputText | InputImage, Field(discriminator="type")],
+    known_type("part", ("input_text", "input_image"), None),
+]
 """A part of what a function returned."""
 
 

@@ -1,7 +1,7 @@
 """`VllmEngine`: the `Engine` over vLLM. It outlives its process, which is replaced when it dies."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from engine_adapter.seam.cancellation import was_cancelled
 from engine_adapter.seam.config import EngineConfig, draft_capacity
 from engine_adapter.seam.counts import StepReport
 from engine_adapter.seam.errors import EngineDead, EngineError, EngineFull, EngineNotReady
+from engine_adapter.seam.images import ImagePrompt
 from engine_adapter.seam.interface import EngineObserver
 from engine_adapter.seam.parsing import ParsingRequest
 from engine_adapter.seam.types import (
@@ -143,14 +144,15 @@ class VllmEngine:
                 await lora.load_adapter(process, self._lora_registry, name, path)
         else:
             await lora.reload_adapters(process, self._lora_registry)
-        self._info = self._describe(process.vllm_config)
+        self._info = self._describe(process)
         if self._policies.evidence:
             await process.call("specgate_restore_evidence", dict(self._policies.evidence))
         if self._last_running_switch.epoch:
             # A request admitted before that switch may not have reached the engine yet.
             await process.call("specgate_switch", *switch_to_wire(self._last_running_switch))
 
-    def _describe(self, config: Any) -> EngineInfo:
+    def _describe(self, process: EngineProcess) -> EngineInfo:
+        config = process.vllm_config
         return EngineInfo(
             engine="vllm",
             version=self._version,
@@ -164,6 +166,7 @@ class VllmEngine:
             proposers=self._proposer_registry.infos,
             tool_call_parser=self._choices[0],
             reasoning_parser=self._choices[1],
+            images=process.image_support(),
         )
 
     async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
@@ -178,6 +181,12 @@ class VllmEngine:
             if was_cancelled():
                 raise
             raise EngineDead("The engine was stopped.") from None
+
+    async def render_images(
+        self, token_ids: Sequence[int], images: Sequence[Any], param: str
+    ) -> ImagePrompt:
+        """See `Engine.render_images`."""
+        return await self._supervisor.child.render_images(token_ids, images, param)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""

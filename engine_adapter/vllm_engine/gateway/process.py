@@ -5,9 +5,10 @@ import gc
 import multiprocessing
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -15,10 +16,12 @@ import structlog
 from engine_adapter.seam.cancellation import was_cancelled
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.errors import EngineConfigError, EngineDead, EngineStartError
+from engine_adapter.seam.images import ImagePrompt, ImageSupport
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments, placement, preflight, ray_backend
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from engine_adapter.vllm_engine.gateway.heartbeat import TICK_S, Heartbeat
+from engine_adapter.vllm_engine.gateway.images import image_support, render_images
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
@@ -160,6 +163,18 @@ class EngineProcess:
                 patch_constraint_check(self._llm, is_checked=self.vocabulary is not None)
         except Exception as error:  # the engine process ended; its log has the cause
             raise EngineStartError(f"vLLM did not start: {error}") from error
+
+    def image_support(self) -> ImageSupport | None:
+        """What pictures the target takes; `None` if it takes none."""
+        template = self._config.chat_template
+        text = None if template is None else Path(template).read_text("utf-8")
+        return image_support(self.vllm_config, self._llm.renderer, text)
+
+    async def render_images(
+        self, token_ids: Sequence[int], images: Sequence[Any], param: str
+    ) -> ImagePrompt:
+        """See `Engine.render_images`."""
+        return await render_images(self._llm.renderer, token_ids, images, param)
 
     def generate(
         self,

@@ -65,7 +65,7 @@ class _Answer:
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 self.calls.append(call)
             case "message":
-                self.content = [_text_part(part) for part in item["content"]]
+                self.content = [_chat_part(part) for part in item["content"]]
             case _:
                 self.reasoning = "\n".join(
                     part["text"] for part in item.get("content") or item["summary"]
@@ -123,9 +123,9 @@ def _is_answer(item: Item) -> bool:
 
 def _message(item: Item) -> Message:
     if item["type"] == "message":
-        return {"role": item["role"], "content": [_text_part(part) for part in item["content"]]}
+        return {"role": item["role"], "content": [_chat_part(part) for part in item["content"]]}
     output = item["output"]
-    content = output if isinstance(output, str) else [_text_part(part) for part in output]
+    content = output if isinstance(output, str) else [_chat_part(part) for part in output]
     return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
 
 
@@ -148,8 +148,10 @@ def _arguments(item: Item) -> str:
     return arguments
 
 
-def _text_part(part: Item) -> Item:
+def _chat_part(part: Item) -> Item:
     """The part in a chat's format."""
+    if part["type"] == "input_image":
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
     return {"type": "text", "text": part["refusal" if part["type"] == "refusal" else "text"]}
 
 

@@ -10,6 +10,7 @@ from server.schema.response_items import (
     CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImage,
     InputItem,
     InputText,
     MessageItem,
@@ -61,9 +62,7 @@ def _call(item: FunctionCallItem | CustomCallItem) -> Item:
 
 def _output(item: FunctionCallOutputItem | CustomCallOutputItem) -> Item:
     output: str | list[Item] = (
-        item.output
-        if isinstance(item.output, str)
-        else [{"type": "input_text", "text": part.text} for part in item.output]
+        item.output if isinstance(item.output, str) else [_input_part(part) for part in item.output]
     )
     return {"call_id": item.call_id, "output": output}
 
@@ -81,16 +80,24 @@ def _message(item: MessageItem) -> Item:
         parts: Sequence[MessagePart] = [kind or InputText(type="input_text", text=item.content)]
     else:
         parts = item.content
-    content = [_part(part, is_answer) for part in parts]
+    content = [_part(part, is_answer=is_answer) for part in parts]
     return _head(item, "msg") | {"role": item.role, "content": content}
 
 
-def _part(part: MessagePart, is_answer: bool) -> Item:
+def _part(part: MessagePart, *, is_answer: bool) -> Item:
     if isinstance(part, InputText | OutputText):
         if is_answer:
             return {"type": "output_text", "text": part.text, "annotations": []}
         return {"type": "input_text", "text": part.text}
+    if isinstance(part, InputImage):
+        return _input_part(part)
     return {"type": "refusal", "refusal": part.refusal}
+
+
+def _input_part(part: InputText | InputImage) -> Item:
+    if isinstance(part, InputImage):
+        return {"type": "input_image", "image_url": part.image_url, "detail": "auto"}
+    return {"type": "input_text", "text": part.text}
 
 
 def _reasoning(item: ReasoningItem, param: str) -> Item:

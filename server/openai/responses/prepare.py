@@ -12,7 +12,7 @@ from server.openai.body_checks import CheckedBody, check_body, check_not_of_chat
 from server.openai.chat import prepare_input
 from server.openai.chat_input import ChatInput
 from server.openai.chat_shape import ChatShape
-from server.openai.prompts import render_chat, text_limit
+from server.openai.prompts import render_prompt, text_limit
 from server.openai.request import PreparedRequest
 from server.openai.responses.callable_tools import CallableTool, callable_tools
 from server.openai.responses.conversation import Source, Turn, beginnings, turns
@@ -103,7 +103,7 @@ async def count_input_tokens(
     if ignored and runtime.settings.strict_fields:
         raise without_effect(ignored[0])
     max_chars = text_limit(runtime.renderer, runtime.info, is_bounded=False)
-    token_ids = await render_chat(runtime.renderer, prompt, max_chars)
+    token_ids, _ = await render_prompt(runtime, prompt, max_chars)
     return len(token_ids), replace(checked, ignored=(*checked.ignored, *ignored))
 
 

@@ -34,6 +34,7 @@ NAMES = FieldNames(
     format=ResponsesRequest.format_field,
     effort="reasoning.effort",
     logprobs="include",
+    image="content.{part}.image_url",
 )
 """How a response names the fields of its chat."""
 

@@ -78,9 +78,7 @@ def _llava(ids: Mapping[str, int]) -> Any:
 def _llava_processor(tokenizer: Any) -> Any:
     from transformers import CLIPImageProcessor, LlavaProcessor
 
-    pictures = CLIPImageProcessor(
-        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
-    )
+    pictures = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
     return LlavaProcessor(
         pictures,
         tokenizer,
@@ -327,11 +325,18 @@ FAMILIES = {
     "idefics3": Family(
         "idefics3",
         "<image>",
-        ("<fake_token_around_image>", "<global-img>", *(f"<row_{r}_col_{c}>" for r in range(1, 3) for c in range(1, 3)), "<end_of_utterance>"),
+        (
+            "<fake_token_around_image>",
+            "<global-img>",
+            *(f"<row_{r}_col_{c}>" for r in range(1, 3) for c in range(1, 3)),
+            "<end_of_utterance>",
+        ),
         _idefics3,
         _idefics3_processor,
     ),
-    "mistral3": Family("mistral3", "[IMG]", ("[IMG_BREAK]", "[IMG_END]"), _mistral3, _mistral3_processor),
+    "mistral3": Family(
+        "mistral3", "[IMG]", ("[IMG_BREAK]", "[IMG_END]"), _mistral3, _mistral3_processor
+    ),
     "qwen3_5": Family("qwen3_5", "<|image_pad|>", QWEN, _qwen3_5, _qwen3_vl_processor),
 }
 """By name."""
