@@ -141,7 +141,6 @@ async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:
 async def _create_runtime(state: AppState) -> Runtime:
     settings, engine, metrics, audit = state.settings, state.engine, state.metrics, state.audit
     info, keyring = engine.info, state.keyring
-    renderer = await _load_renderer(settings, info)
 
     def loaded_proposers() -> LoadedProposers:
         return LoadedProposers.from_engine(engine.info, settings.primary, settings.backup)
@@ -166,7 +165,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         metrics=metrics,
         audit=audit,
         info=info,
-        renderer=renderer,
+        renderer=await _load_renderer(settings, info),
         images=ImagePrompts(engine, info.images),
         admission=admission,
         switcher=switcher,

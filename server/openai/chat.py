@@ -47,15 +47,12 @@ async def prepare_input(
     """
     checked = check_generation_body(runtime, body)
     _check_input(runtime, body, chat)
-    info, settings, names = runtime.info, runtime.settings, chat.names
-    ignored = (
-        *(*checked.ignored, *chat.ignored, *unmet_documents(runtime, chat.prompt)),
-        *unmet_effort(runtime, chat.effort, names.effort, chat.prompt.template),
-    )
+    info, settings = runtime.info, runtime.settings
+    ignored = (*checked.ignored, *chat.ignored, *_unmet(runtime, chat))
     token_ids, images = await render_prompt(runtime, chat.prompt, prompt_text_limit(runtime, body))
-    max_tokens = chat.max_tokens or settings.default_max_tokens
-    prompt = truncated(body, info, token_ids, max_tokens, has_images=images is not None)
-    check_prompt(info, prompt, names.messages)
+    limit = chat.max_tokens or settings.default_max_tokens
+    prompt = truncated(body, info, token_ids, limit, has_images=images is not None)
+    check_prompt(info, prompt, chat.names.messages)
     options = sampling_options(
         body,
         info,
@@ -83,6 +80,14 @@ async def prepare_input(
         overlap,
         template_variables=chat.prompt.variables,
         images=images,
+    )
+
+
+def _unmet(runtime: Runtime, chat: ChatInput) -> tuple[str, ...]:
+    """The fields that the chat template knows nothing of."""
+    return (
+        *unmet_documents(runtime, chat.prompt),
+        *unmet_effort(runtime, chat.effort, chat.names.effort, chat.prompt.template),
     )
 
 

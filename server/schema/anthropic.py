@@ -37,7 +37,7 @@ class TextBlock(_Block):
     text: str
 
 
-class Base64Image(_Block):
+class ImageData(_Block):
     """A picture in the body. Its format is read from the picture."""
 
     type: Literal["base64"]
@@ -50,7 +50,7 @@ class Base64Image(_Block):
         return f"data:{self.media_type};base64,{self.data}"
 
 
-class UrlImage(_Block):
+class ImageAddress(_Block):
     """A picture behind a URL."""
 
     type: Literal["url"]
@@ -67,7 +67,7 @@ class ImageBlock(_Block):
 
     type: Literal["image"]
     source: Annotated[
-        Annotated[Base64Image | UrlImage, Field(discriminator="type")],
+        Annotated[ImageData | ImageAddress, Field(discriminator="type")],
         known_type("source", ("base64", "url"), None),
     ]
 

@@ -10,13 +10,14 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     TypeAdapter,
     ValidationError,
 )
 from pydantic_core import PydanticCustomError
 
-from engine_adapter.seam.text import short_repr
 from server.errors import to_api_error
 from server.schema.base import Bounded
 from server.schema.bounds import MAX_PARTS, too_many
@@ -76,21 +77,26 @@ class ImagePart(BaseModel):
     image_url: ImageUrlValue
 
 
-CONTENT_PARTS = ("text", "image_url")
-"""The kinds of parts that a message may have."""
-
-
-def _known_part(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in CONTENT_PARTS:
-        reason = f"the part type {short_repr(kind)} is not supported; use text or image_url"
-        context = {"reason": reason, "code": "unsupported_parameter"}
-        raise PydanticCustomError("content_part", "{reason}", context)
+def _text_or_image(value: Any) -> Any:
+    if value != "text":
+        reason = "only text and image_url parts are supported"
+        raise PydanticCustomError("content_part", "{reason}", {"reason": reason})
     return value
 
 
+class ChatText(TextPart):
+    """A text in a message, and every part that is not a picture."""
+
+    type: Annotated[Literal["text"], BeforeValidator(_text_or_image)]
+
+
+def _kind(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "image" if kind == "image_url" else "other"
+
+
 ContentPart = Annotated[
-    Annotated[TextPart | ImagePart, Field(discriminator="type")], BeforeValidator(_known_part)
+    Annotated[ChatText, Tag("other")] | Annotated[ImagePart, Tag("image")], Discriminator(_kind)
 ]
 """A part of a message."""
 

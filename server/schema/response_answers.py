@@ -26,6 +26,14 @@ class InputTextPart(BaseModel):
     text: str
 
 
+class InputImagePart(BaseModel):
+    """A picture that the client sent."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto"]
+
+
 class RefusalPart(BaseModel):
     """A refusal in an earlier answer."""
 
@@ -99,7 +107,10 @@ class ListedMessage(BaseModel):
     status: Status
     role: Literal["user", "assistant", "system", "developer"]
     content: list[
-        Annotated[InputTextPart | OutputTextPart | RefusalPart, Field(discriminator="type")]
+        Annotated[
+            InputTextPart | InputImagePart | OutputTextPart | RefusalPart,
+            Field(discriminator="type"),
+        ]
     ]
 
 
@@ -110,7 +121,7 @@ class FunctionCallOutput(BaseModel):
     type: Literal["function_call_output"]
     status: Status
     call_id: str
-    output: str | list[InputTextPart]
+    output: str | list[InputTextPart | InputImagePart]
 
 
 class CustomCallOutput(BaseModel):
@@ -120,7 +131,7 @@ class CustomCallOutput(BaseModel):
     type: Literal["custom_tool_call_output"]
     status: Status
     call_id: str
-    output: str | list[InputTextPart]
+    output: str | list[InputTextPart | InputImagePart]
 
 
 OutputItem = Annotated[

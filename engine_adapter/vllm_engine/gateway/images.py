@@ -41,8 +41,8 @@ def image_support(
 
 def _placeholder(model_class: Any) -> str:
     """The text of a picture, with `{number}` where the model's class writes its number."""
-    first, second = (model_class.get_placeholder_str("image", number) or "" for number in (1, 2))
-    return first if first == second else first.replace("1", "{number}")
+    text_1, text_2 = (model_class.get_placeholder_str("image", n) or "" for n in (1, 2))
+    return text_1 if text_1 == text_2 else text_1.replace("1", "{number}")
 
 
 async def render_images(

@@ -75,7 +75,8 @@ def check_libraries() -> str:
             raise EngineConfigError(
                 "engine",
                 f"the installed torchvision does not fit torch ({error}) and breaks the import of "
-                "transformers; run: pip uninstall -y torchvision torchaudio torchcodec",
+                "transformers; for a CPU run: python -m "
+                "engine_adapter.vllm_engine.torchvision_on_cpu",
             ) from error
     return version
 

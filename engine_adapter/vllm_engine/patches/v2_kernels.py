@@ -65,10 +65,7 @@ def twins() -> list[tuple[Any, str, TwinKernel]]:
                 "_fill_num_accepted_kernel": inputs.fill_num_accepted,
             },
         ),
-        (
-            compat.v2_rope,
-            {"_prepare_rope_positions_kernel": inputs.prepare_rope_positions},
-        ),
+        (compat.v2_rope, {"_prepare_rope_positions_kernel": inputs.prepare_rope_positions}),
         (
             compat.v2_prompt_logprob,
             {"_prompt_logprobs_token_ids_kernel": inputs.prompt_logprobs_token_ids},
@@ -83,13 +80,13 @@ def twins() -> list[tuple[Any, str, TwinKernel]]:
         ),
         (compat.v2_worker_utils, {"_zero_kv_blocks_kernel": block_tables.zero_kv_blocks}),
     ]
-    # vLLM 0.33 mixes the step of a draft into its seed.
-    by_step = hasattr(compat.v2_gumbel, "spec_step_seed")
-    table += _sampling_twins(by_step)
+    table += _sampling_twins()
     return [(module, name, twin) for module, rows in table for name, twin in rows.items()]
 
 
-def _sampling_twins(by_step: bool) -> list[Row]:
+def _sampling_twins() -> list[Row]:
+    # vLLM 0.33 mixes the step of a draft into its seed.
+    by_step = hasattr(compat.v2_gumbel, "spec_step_seed")
     return [
         (
             compat.v2_gumbel,

@@ -101,10 +101,6 @@ def proposers_for(target: str, folder: Path) -> list[dict[str, Any]]:
 async def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Case]:
-    if request.param == "qwen3_5_text":
-        pytest.importorskip(
-            "torchvision", reason="vLLM imports it for Qwen3.5", exc_type=ImportError
-        )
     folder = tmp_path_factory.mktemp("hybrid")
     target = random_hybrid(folder / "target", request.param)
     options = COMMON | {"max_num_batched_tokens": 200, "max_num_seqs": 8}

@@ -21,7 +21,12 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, "messages.0"),
     ({"messages": [{"role": "user", "content": None}]}, "messages.0"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.image_url.url"),
+    ({"messages": [USER, {"role": "assistant", "content": [IMAGE]}]}, "messages.1"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
+        "messages.0.content.0.type",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
     ({"messages": [{"role": "user", "content": "half \ud800"}]}, "messages.0.content"),
     ({"max_tokens": 0}, "max_tokens"),

@@ -38,7 +38,7 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
             [{"type": "input_text", "text": ""}] * 10_001,
         )
     ),
-    (part(type="input_image", image_url="x"), "input.0.content.0", UNSUPPORTED),
+    (part(type="input_image", image_url="x"), "input.0.content.0.image_url", UNSUPPORTED),
     (part(type="input_file", file_id="x"), "input.0.content.0", UNSUPPORTED),
     (part(type="input_text"), "input.0.content.0.text", "missing_required_parameter"),
     (part(text="x"), "input.0.content.0", None),
@@ -208,7 +208,7 @@ async def test_the_type_that_is_not_supported_is_in_the_message(gateway: Gateway
     for fields, name in (
         ({"tools": [{"type": "browser"}]}, "'browser'"),
         ({"input": [{"type": "computer_call"}]}, "'computer_call'"),
-        (part(type="input_image"), "'input_image'"),
+        (part(type="input_file"), "'input_file'"),
     ):
         error = (await gateway.post(PATH, {"input": "Hello", **fields})).json()["error"]
         assert name in error["message"]

@@ -74,7 +74,12 @@ class ImageEngine:
         self._number = 0
 
     def answers(
-        self, prompts: Sequence[Prompt], method: str, *, switches: Sequence[str] = (), count: int = 24
+        self,
+        prompts: Sequence[Prompt],
+        method: str,
+        *,
+        switches: Sequence[str] = (),
+        count: int = 24,
     ) -> list[Answer]:
         """The greedy answers to prompts that run together.
 
@@ -148,7 +153,9 @@ class ImageReference:
     def __init__(self, folder: str) -> None:
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
-        self._model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32
+        ).eval()
         self._processor = AutoProcessor.from_pretrained(folder)
 
     def tokens(self, prompt: Sequence[int], seeds: Sequence[int], count: int) -> tuple[int, ...]:

@@ -1,0 +1,101 @@
+"""The bytes of pictures, and of what is none."""
+
+import time
+
+import pytest
+
+from server.errors import InvalidField
+from server.images.data_urls import read_data_url
+from server.images.decoding import FORMATS, MAX_PIXELS, decode
+from tests.server.pictures import animation, bomb, data_url, encoded
+
+PARAM = "messages.0.content.0.image_url.url"
+
+
+def refusal(content: bytes) -> str:
+    with pytest.raises(InvalidField) as caught:
+        decode(content, PARAM)
+    assert (caught.value.param, caught.value.code) == (PARAM, "invalid_image")
+    return str(caught.value.message)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_picture_of_each_format_is_read(kind: str) -> None:
+    image = decode(encoded(30, 20, kind), PARAM)
+    assert (image.size, image.mode) == ((30, 20), "RGB")
+
+
+def test_the_first_picture_of_an_animation_is_read() -> None:
+    assert decode(animation(), PARAM).getpixel((5, 5)) == (0, 0, 0)
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded() -> None:
+    content = bomb()
+    assert len(content) < 100_000
+    begun = time.perf_counter()
+    assert f"more pixels than {MAX_PIXELS}" in refusal(content)
+    assert time.perf_counter() - begun < 1
+
+
+def test_a_picture_above_the_limit_is_refused_by_its_size() -> None:
+    assert f"6000 x 6000 pixels; {MAX_PIXELS}" in refusal(bomb(6000, 6000))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x89PNG\r\n\x1a\n",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%PDF-1.4",
+        b"GIF89a",
+    ],
+    ids=["nothing", "signature", "svg", "pdf", "gif"],
+)
+def test_what_is_no_picture_is_refused(content: bytes) -> None:
+    refusal(content)
+
+
+def test_a_file_that_ends_early_is_refused() -> None:
+    content = encoded(300, 300)
+    assert "damaged" in refusal(content[: len(content) // 2])
+
+
+def test_a_strip_of_a_picture_is_refused() -> None:
+    assert "differ too much" in refusal(encoded(1, 300))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["data:", "data:image/png,abc", "data:image/png;base64", "data:image/png;base64,=", "data:,"],
+)
+def test_a_data_url_without_base64_is_refused(url: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        read_data_url(url, PARAM)
+    assert caught.value.code == "invalid_image_url"
+
+
+def test_the_bytes_of_a_data_url_are_read() -> None:
+    assert read_data_url(data_url(b"abc"), PARAM) == b"abc"
+
+
+@pytest.mark.prove
+def test_a_thousand_damaged_files_are_read_or_refused_at_once() -> None:
+    import random
+
+    random.seed(7)
+    pictures = [encoded(40, 40, kind) for kind in FORMATS] + [animation()]
+    refused = 0
+    for _ in range(1000):
+        content = bytearray(random.choice(pictures))
+        for _ in range(random.randint(1, 12)):
+            content[random.randrange(len(content))] = random.randrange(256)
+        if random.random() < 0.3:
+            del content[random.randrange(len(content)) :]
+        begun = time.perf_counter()
+        try:
+            assert decode(bytes(content), PARAM).mode == "RGB"
+        except InvalidField:
+            refused += 1
+        assert time.perf_counter() - begun < 5
+    assert 100 < refused < 1000
