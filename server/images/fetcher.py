@@ -9,6 +9,8 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import urljoin, urlsplit
 
 import httpx
@@ -27,10 +29,14 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host."""
 
 
+_RESOLVERS = ThreadPoolExecutor(2, "image-hosts")
+"""A resolver that hangs holds up no other work in threads."""
+
+
 async def resolve(host: str, port: int) -> Sequence[str]:
     """The addresses of a host, as the system resolves them. Raises `OSError`."""
-    loop = asyncio.get_running_loop()
-    entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    entries = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, ask)
     return [str(entry[4][0]) for entry in entries]
 
 

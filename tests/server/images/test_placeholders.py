@@ -1,10 +1,12 @@
 """What chat templates get of a message with pictures."""
 
+from typing import Any
+
 from engine_adapter.seam.images import ImageSupport
 from server.images.placeholders import with_placeholders
 
 IMAGE = {"type": "image"}
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE, IMAGE]},
     {"role": "assistant", "content": None},
