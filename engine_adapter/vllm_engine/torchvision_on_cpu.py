@@ -15,14 +15,14 @@ from pathlib import Path
 
 _MARK = "# Declared by Specgate: the extension for CUDA does not load beside a torch for CPUs."
 
-_DECLARATION = f'''
+_DECLARATION = f"""
 
 {_MARK}
 if not _has_ops():
     _operators = torch.library.Library("torchvision", "DEF")
     for _name in ("nms", "qnms"):
         _operators.define(f"{{_name}}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-'''
+"""
 
 
 def declare_operators(package: Path) -> bool:
@@ -35,7 +35,10 @@ def declare_operators(package: Path) -> bool:
     source = path.read_text("utf-8")
     if _MARK in source:
         return False
-    if not re.search(r"^def _has_ops\(\)", source, re.MULTILINE) or "\nimport torch\n" not in source:
+    if (
+        not re.search(r"^def _has_ops\(\)", source, re.MULTILINE)
+        or "\nimport torch\n" not in source
+    ):
         raise ValueError(f"{path} has no function _has_ops: this torchvision is not supported")
     path.write_text(source + _DECLARATION, "utf-8")
     return True

@@ -1,7 +1,8 @@
 """Twins of the kernels that prepare a step's input and note its results.
 
 The kernels are in vLLM's `v1/worker/gpu`: `input_batch.py`, `mm/rope.py`,
-`sample/prompt_logprob.py` and `model_states/mamba_hybrid.py`. A step has R rows, which are requests; `idx_mapping`
+`sample/prompt_logprob.py` and `model_states/mamba_hybrid.py`. A step has R rows, which are
+requests; `idx_mapping`
 int [R] has the index of each among the M that the runner holds. `query_start_loc` int32 [R + 1]
 says where each row's tokens begin among the step's T, and `cu_num_logits` int32 [R + 1] the same of
 its L logits. `all_token_ids` int32 [M, tokens] has prompts and outputs; `prefill_lens` int32 [M]

@@ -201,8 +201,10 @@ class ProposerDispatch:
         name, model = method.proposer, self.host.draft_models.get(method.proposer)
         if model is None or not model.drafts_early or name in self._quarantined:
             return False
-        params = self._runner.requests[request_id].sampling_params
-        return bool(method.num_speculative_tokens) and params.structured_outputs is None
+        request = self._runner.requests[request_id]
+        if not method.num_speculative_tokens or not self.host.drafts_for(name, request):
+            return False
+        return request.sampling_params.structured_outputs is None
 
     def _draft_early(self, name: str, methods: Mapping[str, SpecMethod], step: UnreadStep) -> None:
         ids = [self._runner.input_batch.req_ids[row] for row in step.rows.tolist()]
@@ -307,7 +309,9 @@ class ProposerDispatch:
         for request_id, method in methods.items():
             row, name = index[request_id], method.proposer
             # One that is not there was unloaded; a request that was aborted still names it.
-            if name in reads and (reads[name] or (method.num_speculative_tokens and sampled[row])):
+            if not self.host.drafts_for(name, self._runner.requests[request_id]):
+                continue
+            if reads[name] or (method.num_speculative_tokens and sampled[row]):
                 rows[name].append(row)
         return rows
 

@@ -46,6 +46,7 @@ class PagedHead(PagedDraftModel):
 
     _loaded: AnyHead
     _token_offset = 1
+    reads_images = True  # the target's states tell it of them
 
     def _create_loaded(self, *args: Any) -> AnyHead:
         self._spec: ProposerSpec = args[0]

@@ -52,6 +52,10 @@ class PagedDraftModel:
     _token_offset = 0
     """At KV position p the model reads token p + this."""
 
+    reads_images = False
+    """Whether it can draft for a prompt with pictures: it would need a token for each placeholder,
+    and knows the picture from nothing else."""
+
     drafts_early = True
     """Whether `draft_early` can draft."""
 

@@ -30,7 +30,7 @@ class Family:
     Attributes:
         name: of the family; the model type of transformers.
         placeholder: the text that stands for a picture in a prompt.
-        tokens: special tokens that are added to the demo's tokenizer, `placeholder` apart.
+        tokens: special tokens that are added to the demo's tokenizer.
         config: makes the configuration from the ids of the special tokens, by their text.
         processor: makes the processor from the tokenizer.
         renames: beginnings of weights' names as transformers writes them -> as vLLM reads them.
@@ -78,9 +78,7 @@ def _llava(ids: Mapping[str, int]) -> Any:
 def _llava_processor(tokenizer: Any) -> Any:
     from transformers import CLIPImageProcessor, LlavaProcessor
 
-    pictures = CLIPImageProcessor(
-        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
-    )
+    pictures = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
     return LlavaProcessor(
         pictures,
         tokenizer,
@@ -90,7 +88,8 @@ def _llava_processor(tokenizer: Any) -> Any:
     )
 
 
-QWEN = ("<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
+QWEN_PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
+QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """Special tokens of Qwen's models."""
 
 
@@ -303,18 +302,18 @@ FAMILIES = {
     "llava": Family(
         "llava",
         "<image>",
-        (),
+        ("<image>",),
         _llava,
         _llava_processor,
         VISION_MODEL,
     ),
-    "qwen2_vl": Family("qwen2_vl", "<|image_pad|>", QWEN, _qwen2_vl, _qwen2_vl_processor),
-    "qwen2_5_vl": Family("qwen2_5_vl", "<|image_pad|>", QWEN, _qwen2_5_vl, _qwen2_5_vl_processor),
-    "qwen3_vl": Family("qwen3_vl", "<|image_pad|>", QWEN, _qwen3_vl, _qwen3_vl_processor),
+    "qwen2_vl": Family("qwen2_vl", QWEN_PICTURE, QWEN, _qwen2_vl, _qwen2_vl_processor),
+    "qwen2_5_vl": Family("qwen2_5_vl", QWEN_PICTURE, QWEN, _qwen2_5_vl, _qwen2_5_vl_processor),
+    "qwen3_vl": Family("qwen3_vl", QWEN_PICTURE, QWEN, _qwen3_vl, _qwen3_vl_processor),
     "gemma3": Family(
         "gemma3",
         "<start_of_image>",
-        ("<end_of_image>", "<image_soft_token>"),
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
         _gemma3,
         _gemma3_processor,
         VISION_MODEL,
@@ -327,12 +326,20 @@ FAMILIES = {
     "idefics3": Family(
         "idefics3",
         "<image>",
-        ("<fake_token_around_image>", "<global-img>", *(f"<row_{r}_col_{c}>" for r in range(1, 3) for c in range(1, 3)), "<end_of_utterance>"),
+        (
+            "<image>",
+            "<fake_token_around_image>",
+            "<global-img>",
+            *(f"<row_{r}_col_{c}>" for r in range(1, 3) for c in range(1, 3)),
+            "<end_of_utterance>",
+        ),
         _idefics3,
         _idefics3_processor,
     ),
-    "mistral3": Family("mistral3", "[IMG]", ("[IMG_BREAK]", "[IMG_END]"), _mistral3, _mistral3_processor),
-    "qwen3_5": Family("qwen3_5", "<|image_pad|>", QWEN, _qwen3_5, _qwen3_vl_processor),
+    "mistral3": Family(
+        "mistral3", "[IMG]", ("[IMG]", "[IMG_BREAK]", "[IMG_END]"), _mistral3, _mistral3_processor
+    ),
+    "qwen3_5": Family("qwen3_5", QWEN_PICTURE, QWEN, _qwen3_5, _qwen3_vl_processor),
 }
 """By name."""
 
@@ -348,7 +355,7 @@ def write_multimodal(family: Family, folder: Path) -> str:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(model_path("target") / name, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    texts = (family.placeholder, *family.tokens)
+    texts = family.tokens
     tokenizer.add_special_tokens({"additional_special_tokens": list(texts)})
     if family.name == "gemma3":  # vLLM looks for these tokens of its vocabulary
         tokenizer.add_tokens(["\n" * count for count in range(1, 5)])

@@ -1,0 +1,168 @@
+"""An engine in this process over a small multimodal model, and the texts of its requests."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_adapter.proposers.methods import parse_specs
+from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod, Switch
+from engine_adapter.vllm_engine.wire import switch_to_wire, to_extra_args
+from tests.engine_adapter.vllm_engine.support.multimodal_models import Family, picture
+
+CHUNK = 24
+"""Tokens of a step: fewer than a prompt, and than some pictures."""
+
+Prompt = tuple[tuple[int, ...], tuple[int, ...]]
+"""Token ids with a placeholder for each picture, and the seeds of the pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request got.
+
+    Attributes:
+        prompt: with the tokens of its pictures.
+    """
+
+    tokens: tuple[int, ...]
+    prompt: tuple[int, ...]
+
+
+class ImageEngine:
+    """The engine.
+
+    Args:
+        family: of the model.
+        folder: that has it.
+        proposers: as `--proposer` takes them.
+        arguments: of vLLM's, besides the usual ones.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        folder: str,
+        proposers: Sequence[Mapping[str, Any]],
+        **arguments: Any,
+    ) -> None:
+        from vllm import LLMEngine
+
+        from engine_adapter.vllm_engine.gateway import arguments as vllm_arguments
+
+        specs = parse_specs(proposers)
+        fields = {
+            "dtype": "float32",
+            "max_model_len": 512,
+            "max_num_seqs": 8,
+            "block_size": 32,
+            "max_num_batched_tokens": CHUNK,
+            "kv_cache_memory_bytes": 8 << 20,
+            **arguments,
+        }
+        config = EngineConfig(folder, "small", specs, None, fields)
+        vllm_arguments.prepare_environment(config)
+        args = vllm_arguments.engine_args(config, 4, None)
+        self._engine: Any = LLMEngine.from_vllm_config(vllm_arguments.engine_config(args))
+        tokenizer = self._engine.renderer.tokenizer
+        placeholder = tokenizer.encode(family.placeholder, add_special_tokens=False)
+        self.placeholder: tuple[int, ...] = tuple(placeholder)
+        self._number = 0
+
+    def answers(
+        self, prompts: Sequence[Prompt], method: str, *, switches: Sequence[str] = (), count: int = 24
+    ) -> list[Answer]:
+        """The greedy answers to prompts that run together.
+
+        Args:
+            method: a proposer, or `none`.
+            switches: proposers to which all running requests change, one after every third step.
+            count: tokens of an answer.
+        """
+        from vllm import SamplingParams
+
+        ids = []
+        for number, (tokens, seeds) in enumerate(prompts):
+            k = 0 if method == NONE else 3
+            spec = SpecDecodeParams(SpecMethod(method, k), pinned=not switches)
+            params = SamplingParams(
+                temperature=0,
+                max_tokens=count + number,
+                ignore_eos=True,
+                extra_args=to_extra_args(spec),
+            )
+            ids.append(f"r{self._number}")
+            self._number += 1
+            self._engine.add_request(ids[-1], self._input(tokens, seeds), params)
+        answers: dict[str, Answer] = {}
+        steps = 0
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                tokens = tuple(output.outputs[0].token_ids)
+                answers[output.request_id] = Answer(tokens, tuple(output.prompt_token_ids))
+            steps += 1
+            if switches and steps % 3 == 0:
+                chosen = switches[steps // 3 % len(switches)]
+                self._switch(SpecMethod(chosen, 0 if chosen == NONE else 3), steps)
+        return [answers[request_id] for request_id in ids]
+
+    def _switch(self, method: SpecMethod, epoch: int) -> None:
+        core = self._engine.engine_core.engine_core
+        core.specgate_switch(*switch_to_wire(Switch(method, self._number * 1000 + epoch)))
+
+    def _input(self, tokens: Sequence[int], seeds: Sequence[int]) -> Any:
+        prompt: dict[str, Any] = {"prompt_token_ids": list(tokens)}
+        if seeds:
+            prompt["multi_modal_data"] = {"image": [picture(seed) for seed in seeds]}
+        return self._engine.renderer.process_for_engine(prompt, 0.0, skip_mm_cache=True)
+
+    def stop(self) -> None:
+        """Ends the engine."""
+        self._engine.engine_core.shutdown()
+        self._engine.renderer.shutdown()
+
+
+def image_engine(
+    patch: pytest.MonkeyPatch, family: Family, folder: Path, **arguments: Any
+) -> ImageEngine:
+    """An engine with lookups, of which texts find something."""
+    patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    proposers = [
+        {"name": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
+        {"name": "suffix", "num_speculative_tokens": 3},
+    ]
+    return ImageEngine(family, str(folder), proposers, **arguments)
+
+
+class ImageReference:
+    """The model of transformers in float32.
+
+    Args:
+        folder: that has it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        from transformers import AutoModelForImageTextToText, AutoProcessor
+
+        self._model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        self._processor = AutoProcessor.from_pretrained(folder)
+
+    def tokens(self, prompt: Sequence[int], seeds: Sequence[int], count: int) -> tuple[int, ...]:
+        """The greedy continuation of a prompt with the tokens of its pictures."""
+        inputs: dict[str, Any] = {}
+        if seeds:
+            pictures = [picture(seed) for seed in seeds]
+            inputs = dict(self._processor.image_processor(pictures, return_tensors="pt"))
+            inputs.pop("num_crops", None)
+            if "image_grid_thw" in inputs:  # positions have several dimensions
+                is_image = torch.tensor([list(prompt)]) == self._model.config.image_token_id
+                inputs["mm_token_type_ids"] = is_image.int()
+        options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        options |= {"max_new_tokens": count, "min_new_tokens": count}
+        with torch.inference_mode():
+            made = self._model.generate(torch.tensor([list(prompt)]), **inputs, **options)
+        return tuple(made[0, len(prompt) :].tolist())
