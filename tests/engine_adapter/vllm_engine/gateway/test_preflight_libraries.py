@@ -82,6 +82,7 @@ def test_a_broken_torchvision_is_refused_with_the_remedy(
     assert error.setting == "engine"
     assert "torchvision::nms does not exist" in str(error)
     assert "pip uninstall -y torchvision" in str(error)
+    assert "python -m engine_adapter.vllm_engine.torchvision_on_cpu" in str(error)
 
 
 def test_a_working_torchvision_is_accepted(
