@@ -7,6 +7,7 @@ another picture, and one has none. The model of transformers says what plain dec
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,11 @@ from tests.engine_adapter.vllm_engine.support.image_engine import (
 )
 from tests.engine_adapter.vllm_engine.support.multimodal_models import FAMILIES, write_multimodal
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    # vLLM looks at every attribute of torch's modules, the deprecated ones too.
+    pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op:FutureWarning"),
+]
 
 LOOKUPS, MODELS = ("ngram", "suffix"), ("draft", "eagle", "medusa")
 FAST = "qwen2_vl"
@@ -75,6 +80,17 @@ def check_same(answers: list[Answer], expected: list[Answer], what: str) -> None
     assert [answer.tokens for answer in answers] == [plain.tokens for plain in expected], what
 
 
+def check_drafts(prompts: list[Prompt], answers: list[Answer], method: str) -> None:
+    """A draft model of text alone drafts for the prompt without pictures only."""
+    for (_, seeds), answer in zip(prompts, answers, strict=True):
+        if seeds and method == "draft":
+            assert not answer.drafted
+        elif method in MODELS:
+            assert answer.drafted
+    with_pictures = [answer for (_, seeds), answer in zip(prompts, answers, strict=True) if seeds]
+    assert method == "draft" or any(answer.drafted for answer in with_pictures)
+
+
 def test_texts_are_those_of_plain_decoding(case: Case) -> None:
     engine, _ = case
     prompts = prompts_with(engine.placeholder)
@@ -83,7 +99,9 @@ def test_texts_are_those_of_plain_decoding(case: Case) -> None:
     assert plain[0].tokens != plain[1].tokens[: len(plain[0].tokens)], "pictures change texts"
     for method in (*LOOKUPS, *MODELS):
         engine.reset_prefix_cache()
-        check_same(engine.answers(prompts, method), plain, method)
+        answers = engine.answers(prompts, method)
+        check_same(answers, plain, method)
+        check_drafts(prompts, answers, method)
         if method in LOOKUPS:
             assert engine.steps < plain_steps, "drafts are accepted"
         check_same(engine.answers(prompts, method), plain, f"{method}, cached")
@@ -136,7 +154,7 @@ def test_lost_pictures_are_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     plain = engine.answers(prompts, NONE)
     gather = EncoderRunner.gather_mm_embeddings
 
-    def lose(*arguments: object, **options: object) -> object:
+    def lose(*arguments: Any, **options: Any) -> Any:
         embeddings, is_embedding = gather(*arguments, **options)
         return [torch.zeros_like(each) for each in embeddings], is_embedding
 

@@ -1,5 +1,6 @@
 """An engine in this process over a small multimodal model, and the texts of its requests."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,12 @@ class Answer:
 
     Attributes:
         prompt: with the tokens of its pictures.
+        drafted: the drafts that were verified.
     """
 
     tokens: tuple[int, ...]
     prompt: tuple[int, ...]
+    drafted: int
 
 
 class ImageEngine:
@@ -80,14 +83,24 @@ class ImageEngine:
         placeholder = tokenizer.encode(family.placeholder, add_special_tokens=False)
         self.placeholder: tuple[int, ...] = tuple(placeholder)
         self.steps, self.preemptions, self._number = 0, 0, 0
-        scheduler = self._scheduler
-        preempt = scheduler._preempt_request
+        self._drafted: Counter[str] = Counter()
+        self._count()
 
-        def count(*arguments: Any, **options: Any) -> Any:
+    def _count(self) -> None:
+        """Counts preemptions and drafts from now on."""
+        scheduler = self._scheduler
+        preempt, verified = scheduler._preempt_request, scheduler.row_table.count_verified
+
+        def count_preemption(*arguments: Any, **options: Any) -> Any:
             self.preemptions += 1
             return preempt(*arguments, **options)
 
-        scheduler._preempt_request = count
+        def count_drafts(request_id: str, drafted: int, accepted: int) -> None:
+            self._drafted[request_id.rpartition("-")[0] or request_id] += drafted
+            verified(request_id, drafted, accepted)
+
+        scheduler._preempt_request = count_preemption
+        scheduler.row_table.count_verified = count_drafts
 
     @property
     def _scheduler(self) -> Any:
@@ -132,7 +145,9 @@ class ImageEngine:
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 tokens = tuple(output.outputs[0].token_ids)
-                answers[output.request_id] = Answer(tokens, tuple(output.prompt_token_ids))
+                answers[output.request_id] = Answer(
+                    tokens, tuple(output.prompt_token_ids), self._drafted[output.request_id]
+                )
             self.steps += 1
             if switches and self.steps % 3 == 0:
                 chosen = switches[self.steps // 3 % len(switches)]
