@@ -1,5 +1,6 @@
 """An engine in this process over a small multimodal model, and the texts of its requests."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,10 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod, Switch
 from engine_adapter.vllm_engine.wire import switch_to_wire, to_extra_args
-from tests.engine_adapter.vllm_engine.support.multimodal_models import Family, picture
+from tests.engine_adapter.proposers.eagle_heads import eagle
+from tests.engine_adapter.proposers.heads import medusa
+from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family, picture
+from tests.engine_adapter.vllm_engine.support.window_models import write_random_model
 
 CHUNK = 24
 """Tokens of a step: fewer than a prompt, and than some pictures."""
@@ -27,10 +31,12 @@ class Answer:
 
     Attributes:
         prompt: with the tokens of its pictures.
+        drafted: the drafts that were verified.
     """
 
     tokens: tuple[int, ...]
     prompt: tuple[int, ...]
+    drafted: int
 
 
 class ImageEngine:
@@ -41,6 +47,11 @@ class ImageEngine:
         folder: that has it.
         proposers: as `--proposer` takes them.
         arguments: of vLLM's, besides the usual ones.
+
+    Attributes:
+        placeholder: the tokens that stand for a picture in a prompt.
+        steps: of the newest answers.
+        preemptions: of all answers.
     """
 
     def __init__(
@@ -71,7 +82,33 @@ class ImageEngine:
         tokenizer = self._engine.renderer.tokenizer
         placeholder = tokenizer.encode(family.placeholder, add_special_tokens=False)
         self.placeholder: tuple[int, ...] = tuple(placeholder)
-        self._number = 0
+        self.steps, self.preemptions, self._number = 0, 0, 0
+        self._drafted: Counter[str] = Counter()
+        self._count()
+
+    def _count(self) -> None:
+        """Counts preemptions and drafts from now on."""
+        scheduler = self._scheduler
+        preempt, verified = scheduler._preempt_request, scheduler.row_table.count_verified
+
+        def count_preemption(*arguments: Any, **options: Any) -> Any:
+            self.preemptions += 1
+            return preempt(*arguments, **options)
+
+        def count_drafts(request_id: str, drafted: int, accepted: int) -> None:
+            self._drafted[request_id.rpartition("-")[0] or request_id] += drafted
+            verified(request_id, drafted, accepted)
+
+        scheduler._preempt_request = count_preemption
+        scheduler.row_table.count_verified = count_drafts
+
+    @property
+    def _scheduler(self) -> Any:
+        return self._engine.engine_core.engine_core.scheduler
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached blocks."""
+        assert self._engine.reset_prefix_cache()
 
     def answers(
         self,
@@ -104,15 +141,17 @@ class ImageEngine:
             self._number += 1
             self._engine.add_request(ids[-1], self._input(tokens, seeds), params)
         answers: dict[str, Answer] = {}
-        steps = 0
+        self.steps = 0
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 tokens = tuple(output.outputs[0].token_ids)
-                answers[output.request_id] = Answer(tokens, tuple(output.prompt_token_ids))
-            steps += 1
-            if switches and steps % 3 == 0:
-                chosen = switches[steps // 3 % len(switches)]
-                self._switch(SpecMethod(chosen, 0 if chosen == NONE else 3), steps)
+                answers[output.request_id] = Answer(
+                    tokens, tuple(output.prompt_token_ids), self._drafted[output.request_id]
+                )
+            self.steps += 1
+            if switches and self.steps % 3 == 0:
+                chosen = switches[self.steps // 3 % len(switches)]
+                self._switch(SpecMethod(chosen, 0 if chosen == NONE else 3), self.steps)
         return [answers[request_id] for request_id in ids]
 
     def _switch(self, method: SpecMethod, epoch: int) -> None:
@@ -134,12 +173,28 @@ class ImageEngine:
 def image_engine(
     patch: pytest.MonkeyPatch, family: Family, folder: Path, **arguments: Any
 ) -> ImageEngine:
-    """An engine with lookups, of which texts find something."""
+    """An engine with lookups, a draft model of text alone, and heads; in this process.
+
+    Args:
+        folder: of the model; heads and the draft model are written beside it.
+    """
     patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    proposers = [
-        {"name": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
-        {"name": "suffix", "num_speculative_tokens": 3},
+    heads = folder.parent
+    width, vocabulary = TEXT["hidden_size"], TEXT["vocab_size"]
+    layer = {**TEXT, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    layer |= {"num_hidden_layers": 1, "rms_norm_eps": 1e-5}
+    if not (heads / "draft").exists():
+        write_random_model(heads / "draft", "llama", TEXT)
+        eagle(layer).write(heads / "eagle")
+        medusa(hidden=width, vocabulary=vocabulary).write(heads / "medusa")
+    proposers: list[dict[str, Any]] = [
+        {"name": "ngram", "prompt_lookup_min": 1},
+        {"name": "suffix"},
+        {"name": "draft", "method": "draft_model", "model": str(heads / "draft")},
+        {"name": "eagle", "model": str(heads / "eagle")},
+        {"name": "medusa", "model": str(heads / "medusa")},
     ]
+    proposers = [proposer | {"num_speculative_tokens": 3} for proposer in proposers]
     return ImageEngine(family, str(folder), proposers, **arguments)
 
 

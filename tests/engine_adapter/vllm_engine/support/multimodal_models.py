@@ -67,7 +67,6 @@ def _llava(ids: Mapping[str, int]) -> Any:
     return LlavaConfig(
         vision_config=vision,
         text_config=LlamaConfig(**TEXT),
-        image_token_id=ids["<image>"],
         image_token_index=ids["<image>"],
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
@@ -93,7 +92,7 @@ QWEN = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 """Special tokens of Qwen's models."""
 
 
-def _qwen_ids(ids: Mapping[str, int]) -> dict[str, int]:
+def _qwen_ids(ids: Mapping[str, int]) -> dict[str, Any]:
     return {
         "image_token_id": ids["<|image_pad|>"],
         "video_token_id": ids["<|video_pad|>"],
@@ -363,14 +362,17 @@ def write_multimodal(family: Family, folder: Path) -> str:
         tokenizer.save_pretrained(folder)
         named_tokens = dict(family.named_tokens)
         tokenizer = AutoTokenizer.from_pretrained(folder, extra_special_tokens=named_tokens)
-    ids = dict(zip(texts, tokenizer.convert_tokens_to_ids(list(texts)), strict=True))
+    numbers: Any = tokenizer.convert_tokens_to_ids(list(texts))
+    ids = dict(zip(texts, numbers, strict=True))
     config = family.config(ids)
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
-                std = 0.05 if "embed" in name else 2 * weight.shape[-1] ** -0.5
+                # Gemma multiplies embeddings, which are its output layer too, by this root.
+                embedding = 0.05 / (weight.shape[-1] ** 0.5 if family.name == "gemma3" else 1)
+                std = embedding if "embed" in name else 2 * weight.shape[-1] ** -0.5
                 torch.nn.init.normal_(weight, std=std)
         output = model.get_output_embeddings().weight
         quiet = torch.full((len(output), 1), QUIET)

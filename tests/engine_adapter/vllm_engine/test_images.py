@@ -1,0 +1,165 @@
+"""Prompts with pictures: with every proposer, texts are those of plain decoding.
+
+Small random models in float32. Chunks cut pictures, prompts share prefixes with the same and with
+another picture, and one has none. The model of transformers says what plain decoding must be.
+"""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_adapter.seam.types import NONE
+from tests.engine_adapter.vllm_engine.support.image_engine import (
+    Answer,
+    ImageEngine,
+    ImageReference,
+    Prompt,
+    image_engine,
+)
+from tests.engine_adapter.vllm_engine.support.multimodal_models import FAMILIES, write_multimodal
+
+pytestmark = [
+    pytest.mark.engine,
+    # vLLM looks at every attribute of torch's modules, the deprecated ones too.
+    pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op:FutureWarning"),
+]
+
+LOOKUPS, MODELS = ("ngram", "suffix"), ("draft", "eagle", "medusa")
+FAST = "qwen2_vl"
+"""The family of `make test`: its positions have three dimensions."""
+
+EXACT = [name for name in FAMILIES if name != "qwen3_5"]
+"""Qwen3.5 needs bfloat16 on a CPU, in which another batch may change a text."""
+
+FEW_BLOCKS = 8
+"""For fewer requests than run together."""
+
+Case = tuple[ImageEngine, Path]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name == FAST else pytest.param(name, marks=pytest.mark.prove) for name in EXACT
+    ],
+)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Case]:
+    folder = tmp_path_factory.mktemp(request.param) / "target"
+    write_multimodal(FAMILIES[request.param], folder)
+    with pytest.MonkeyPatch.context() as patch:
+        engine = image_engine(patch, FAMILIES[request.param], folder)
+        yield engine, folder
+        engine.stop()
+
+
+def prompts_with(placeholder: tuple[int, ...]) -> list[Prompt]:
+    """Pictures first, last and twice; two prompts differ in the picture only."""
+    rng = random.Random(1)
+
+    def text(length: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(300, 1800) for _ in range(length))
+
+    words = text(9)
+    return [
+        (words + placeholder + words * 2, (1,)),
+        (words + placeholder + words * 2, (2,)),
+        (placeholder + text(12), (1,)),
+        (text(5) + placeholder + words + placeholder + words, (3, 4)),
+        (words * 4, ()),
+        (text(40) + placeholder, (5,)),
+    ]
+
+
+def check_same(answers: list[Answer], expected: list[Answer], what: str) -> None:
+    assert [answer.tokens for answer in answers] == [plain.tokens for plain in expected], what
+
+
+def check_drafts(prompts: list[Prompt], answers: list[Answer], method: str) -> None:
+    """A draft model of text alone drafts for the prompt without pictures only."""
+    for (_, seeds), answer in zip(prompts, answers, strict=True):
+        if seeds and method == "draft":
+            assert not answer.drafted
+        elif method in MODELS:
+            assert answer.drafted
+    with_pictures = [answer for (_, seeds), answer in zip(prompts, answers, strict=True) if seeds]
+    assert method == "draft" or any(answer.drafted for answer in with_pictures)
+
+
+def test_texts_are_those_of_plain_decoding(case: Case) -> None:
+    engine, _ = case
+    prompts = prompts_with(engine.placeholder)
+    plain = engine.answers(prompts, NONE)
+    plain_steps = engine.steps
+    assert plain[0].tokens != plain[1].tokens[: len(plain[0].tokens)], "pictures change texts"
+    for method in (*LOOKUPS, *MODELS):
+        engine.reset_prefix_cache()
+        answers = engine.answers(prompts, method)
+        check_same(answers, plain, method)
+        check_drafts(prompts, answers, method)
+        if method in LOOKUPS:
+            assert engine.steps < plain_steps, "drafts are accepted"
+        check_same(engine.answers(prompts, method), plain, f"{method}, cached")
+    everything = [*LOOKUPS, *MODELS, NONE]
+    check_same(engine.answers(prompts, NONE, switches=everything), plain, "switches")
+    engine.reset_prefix_cache()
+    check_same(engine.answers(prompts, NONE, switches=everything), plain, "switches, cold")
+
+
+@pytest.mark.prove
+def test_plain_texts_are_the_models(case: Case) -> None:
+    engine, folder = case
+    prompts, reference = prompts_with(engine.placeholder), ImageReference(str(folder))
+    for (_, seeds), answer in zip(prompts, engine.answers(prompts, NONE), strict=True):
+        expected = reference.tokens(answer.prompt, seeds, len(answer.tokens))
+        assert answer.tokens == expected
+        if seeds:  # the negative control: another picture has another text
+            others = tuple(seed + 50 for seed in seeds)
+            assert answer.tokens != reference.tokens(answer.prompt, others, len(answer.tokens))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", EXACT)
+def test_preempted_requests_keep_their_texts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "target"
+    write_multimodal(FAMILIES[name], folder)
+    engine = image_engine(monkeypatch, FAMILIES[name], folder, num_gpu_blocks_override=FEW_BLOCKS)
+    try:
+        prompts = prompts_with(engine.placeholder)
+        alone = [
+            engine.answers([prompt], NONE, count=24 + i)[0] for i, prompt in enumerate(prompts)
+        ]
+        for method in (*LOOKUPS, *MODELS):
+            check_same(engine.answers(prompts, method), alone, method)
+        check_same(engine.answers(prompts, NONE, switches=[*LOOKUPS, *MODELS]), alone, "switches")
+        assert engine.preemptions > 0
+    finally:
+        engine.stop()
+
+
+def test_lost_pictures_are_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: pictures whose embeddings are lost change texts."""
+    from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
+
+    engine, _ = case
+    prompts = prompts_with(engine.placeholder)
+    engine.reset_prefix_cache()
+    plain = engine.answers(prompts, NONE)
+    gather = EncoderRunner.gather_mm_embeddings
+
+    def lose(*arguments: Any, **options: Any) -> Any:
+        embeddings, is_embedding = gather(*arguments, **options)
+        return [torch.zeros_like(each) for each in embeddings], is_embedding
+
+    monkeypatch.setattr(EncoderRunner, "gather_mm_embeddings", lose)
+    engine.reset_prefix_cache()
+    broken = engine.answers(prompts, NONE)
+    engine.reset_prefix_cache()
+    assert sum(a.tokens != b.tokens for a, b in zip(broken, plain, strict=True)) == 5
