@@ -316,11 +316,17 @@ class ProposerDispatch:
         return rows
 
     def draft(self, name: str, batch: DraftBatch) -> Drafts:
-        """A proposer's drafts for each row: none if it fails, or where the context ends."""
+        """A proposer's drafts for each row.
+
+        None if it fails, where the context ends, or for pictures that it cannot read; a cascade
+        calls its members here, for rows that `_group_rows` has not checked for them.
+        """
         remaining = self._context_length(name) - batch.num_tokens
-        if (remaining >= batch.k).all():
+        requests = self._runner.requests
+        reads = np.array([self.host.drafts_for(name, requests[i]) for i in batch.request_ids], bool)
+        if reads.all() and (remaining >= batch.k).all():
             return self._contained(name, batch)
-        index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))
+        index = np.flatnonzero(reads & ((remaining > 0) | ((remaining == 0) & (batch.k == 0))))
         collected = DraftCollector(len(batch.rows))
         batch = batch.select(index, np.minimum(batch.k, remaining)[index])
         collected.set(index, self._contained(name, batch))
