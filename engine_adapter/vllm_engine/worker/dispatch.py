@@ -201,10 +201,8 @@ class ProposerDispatch:
         name, model = method.proposer, self.host.draft_models.get(method.proposer)
         if model is None or not model.drafts_early or name in self._quarantined:
             return False
-        request = self._runner.requests[request_id]
-        if not method.num_speculative_tokens or not self.host.drafts_for(name, request):
-            return False
-        return request.sampling_params.structured_outputs is None
+        params = self._runner.requests[request_id].sampling_params
+        return bool(method.num_speculative_tokens) and params.structured_outputs is None
 
     def _draft_early(self, name: str, methods: Mapping[str, SpecMethod], step: UnreadStep) -> None:
         ids = [self._runner.input_batch.req_ids[row] for row in step.rows.tolist()]
@@ -213,6 +211,7 @@ class ProposerDispatch:
         longest = batch.num_tokens + step.num_drafts + 1 + batch.k
         can = step.emits(batch.num_tokens, batch.num_computed)
         can &= longest <= self._context_length(name)
+        can &= self.host.reads_prompts(name, ids)
         can &= self.sampled_drafts.are_likeliest(name, batch)
         if can.all():
             self.host.draft_models[name].draft_early(batch, step)
@@ -309,18 +308,20 @@ class ProposerDispatch:
         for request_id, method in methods.items():
             row, name = index[request_id], method.proposer
             # One that is not there was unloaded; a request that was aborted still names it.
-            if not self.host.drafts_for(name, self._runner.requests[request_id]):
-                continue
-            if reads[name] or (method.num_speculative_tokens and sampled[row]):
+            if name in reads and (reads[name] or (method.num_speculative_tokens and sampled[row])):
                 rows[name].append(row)
         return rows
 
     def draft(self, name: str, batch: DraftBatch) -> Drafts:
-        """A proposer's drafts for each row: none if it fails, or where the context ends."""
+        """A proposer's drafts for each row.
+
+        None if it fails, where the context ends, or for pictures that it cannot read.
+        """
         remaining = self._context_length(name) - batch.num_tokens
-        if (remaining >= batch.k).all():
+        reads = self.host.reads_prompts(name, batch.request_ids)
+        if reads.all() and (remaining >= batch.k).all():
             return self._contained(name, batch)
-        index = np.flatnonzero((remaining > 0) | ((remaining == 0) & (batch.k == 0)))
+        index = np.flatnonzero(reads & ((remaining > 0) | ((remaining == 0) & (batch.k == 0))))
         collected = DraftCollector(len(batch.rows))
         batch = batch.select(index, np.minimum(batch.k, remaining)[index])
         collected.set(index, self._contained(name, batch))

@@ -1,10 +1,12 @@
 """The proposers of a rank: creating them, installing and removing them while the engine serves."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
@@ -129,12 +131,13 @@ class ProposerHost:
         """A proposer's own k; 0 for one that is not loaded."""
         return next((s.num_speculative_tokens for s in self.specs if s.name == name), 0)
 
-    def drafts_for(self, name: str, request: Any) -> bool:
-        """Whether a proposer is loaded and can draft for a request, vLLM's `NewRequestData`."""
+    def reads_prompts(self, name: str, request_ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Which requests a proposer can draft for, bool [R]: it may not read pictures."""
         model = self.draft_models.get(name)
-        return name in self.proposers and (
-            model is None or model.reads_images or not request.mm_features
-        )
+        if model is None or model.reads_images:
+            return np.ones(len(request_ids), np.bool_)
+        requests = self._runner.requests
+        return np.array([not requests[id_].mm_features for id_ in request_ids], np.bool_)
 
     @property
     def aux_reader(self) -> ProposerSpec | None:

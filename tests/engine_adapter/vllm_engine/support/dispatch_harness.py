@@ -4,6 +4,7 @@ The drafts of an echo proposer show its tag and the row's length, and it records
 runner and the scheduler's output are replaced by objects with the fields that the dispatch reads.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -48,6 +49,8 @@ class EchoProposer:
 
 class RecordingDraftModel:
     """Takes a draft model's place; records the calls about blocks and requests."""
+
+    reads_images = False
 
     def __init__(self) -> None:
         self.max_model_len = CONTEXT
@@ -105,7 +108,10 @@ class DispatchHarness:
         self.echoes = {name: EchoProposer(100 * (i + 1)) for i, name in enumerate("abcd")}
         self.draft_model = RecordingDraftModel()
         self.runner = SimpleNamespace(
-            max_model_len=CONTEXT, input_batch=None, device=torch.device("cpu")
+            max_model_len=CONTEXT,
+            input_batch=None,
+            device=torch.device("cpu"),
+            requests=defaultdict(lambda: SimpleNamespace(mm_features=[])),
         )
         self.dispatch.bind(self.runner)
         host = self.dispatch.host

@@ -1,6 +1,6 @@
 """An engine in this process over a small multimodal model, and the texts of its requests."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +32,13 @@ class Answer:
     Attributes:
         prompt: with the tokens of its pictures.
         drafted: the drafts that were verified.
+        accepted: how many of them are tokens of the answer.
     """
 
     tokens: tuple[int, ...]
     prompt: tuple[int, ...]
     drafted: int
+    accepted: int
 
 
 class ImageEngine:
@@ -50,7 +52,6 @@ class ImageEngine:
 
     Attributes:
         placeholder: the tokens that stand for a picture in a prompt.
-        steps: of the newest answers.
         preemptions: of all answers.
     """
 
@@ -82,8 +83,9 @@ class ImageEngine:
         tokenizer = self._engine.renderer.tokenizer
         placeholder = tokenizer.encode(family.placeholder, add_special_tokens=False)
         self.placeholder: tuple[int, ...] = tuple(placeholder)
-        self.steps, self.preemptions, self._number = 0, 0, 0
-        self._drafted: Counter[str] = Counter()
+        self.preemptions, self._number = 0, 0
+        # Request id -> its drafts, and the accepted ones.
+        self._drafts: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self._count()
 
     def _count(self) -> None:
@@ -96,7 +98,9 @@ class ImageEngine:
             return preempt(*arguments, **options)
 
         def count_drafts(request_id: str, drafted: int, accepted: int) -> None:
-            self._drafted[request_id.rpartition("-")[0] or request_id] += drafted
+            key = request_id.rpartition("-")[0] or request_id
+            before = self._drafts[key]
+            self._drafts[key] = before[0] + drafted, before[1] + accepted
             verified(request_id, drafted, accepted)
 
         scheduler._preempt_request = count_preemption
@@ -117,20 +121,25 @@ class ImageEngine:
         *,
         switches: Sequence[str] = (),
         count: int = 24,
+        predictions: Sequence[tuple[int, ...]] = (),
     ) -> list[Answer]:
         """The greedy answers to prompts that run together.
 
         Args:
             method: a proposer, or `none`.
             switches: proposers to which all running requests change, one after every third step.
-            count: tokens of an answer.
+            count: tokens of the first answer; each other has one more than the one before.
+            predictions: the output that each prompt predicts.
         """
         from vllm import SamplingParams
 
         ids = []
         for number, (tokens, seeds) in enumerate(prompts):
             k = 0 if method == NONE else 3
-            spec = SpecDecodeParams(SpecMethod(method, k), pinned=not switches)
+            predicted = predictions[number] if predictions else ()
+            spec = SpecDecodeParams(
+                SpecMethod(method, k), pinned=not switches, prediction=predicted
+            )
             params = SamplingParams(
                 temperature=0,
                 max_tokens=count + number,
@@ -141,17 +150,17 @@ class ImageEngine:
             self._number += 1
             self._engine.add_request(ids[-1], self._input(tokens, seeds), params)
         answers: dict[str, Answer] = {}
-        self.steps = 0
+        steps = 0
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 tokens = tuple(output.outputs[0].token_ids)
                 answers[output.request_id] = Answer(
-                    tokens, tuple(output.prompt_token_ids), self._drafted[output.request_id]
+                    tokens, tuple(output.prompt_token_ids), *self._drafts[output.request_id]
                 )
-            self.steps += 1
-            if switches and self.steps % 3 == 0:
-                chosen = switches[self.steps // 3 % len(switches)]
-                self._switch(SpecMethod(chosen, 0 if chosen == NONE else 3), self.steps)
+            steps += 1
+            if switches and steps % 3 == 0:
+                chosen = switches[steps // 3 % len(switches)]
+                self._switch(SpecMethod(chosen, 0 if chosen == NONE else 3), steps)
         return [answers[request_id] for request_id in ids]
 
     def _switch(self, method: SpecMethod, epoch: int) -> None:
@@ -193,6 +202,8 @@ def image_engine(
         {"name": "draft", "method": "draft_model", "model": str(heads / "draft")},
         {"name": "eagle", "model": str(heads / "eagle")},
         {"name": "medusa", "model": str(heads / "medusa")},
+        {"name": "prediction"},
+        {"name": "cascade", "members": ["ngram", "draft"]},
     ]
     proposers = [proposer | {"num_speculative_tokens": 3} for proposer in proposers]
     return ImageEngine(family, str(folder), proposers, **arguments)

@@ -5,7 +5,7 @@ simulated in `toy_scheduler`, `block_pool` and `toy_batches`, the forward passes
 `step_checks` checks each step.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MethodType, SimpleNamespace
@@ -70,7 +70,9 @@ LEAN_HEADS = tuple(
 """The same; for some, the target's states are not kept."""
 
 AnyToyHead = ToyHead | ToyBlockHead
-GREEDY = SimpleNamespace(structured_outputs=None)
+PLAIN_REQUEST = SimpleNamespace(
+    mm_features=[], sampling_params=SimpleNamespace(structured_outputs=None)
+)
 
 
 class World:
@@ -142,7 +144,7 @@ class World:
             max_model_len=self.max_model_len,
             parallel_config=SimpleNamespace(world_size=self.ranks),
             input_batch=None,
-            requests={},
+            requests=defaultdict(lambda: PLAIN_REQUEST),
             sampler=idle_sampler(),
             draft_noise=DraftNoise(None),
         )
@@ -313,7 +315,6 @@ class World:
             np.arange(len(names)),
             torch.tensor(rejected, dtype=torch.int32),
         )
-        self.runner.requests = dict.fromkeys(names, SimpleNamespace(sampling_params=GREEDY))
         self.dispatch.propose_early(plan, step)
         models = self.dispatch.host.draft_models
         self.num_early = sum(len(self.toy(name)._early) for name in models)

@@ -28,6 +28,7 @@ class Model:
 
     max_model_len = CONTEXT
     drafts_early = True
+    reads_images = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[str], list[int], list[int]]] = []
@@ -46,7 +47,9 @@ def model(harness: DispatchHarness) -> Model:
     harness.dispatch.host.draft_models["d"] = made  # type: ignore[assignment]
     names = ["p", "q", "r"]
     params = SimpleNamespace(structured_outputs=None)
-    harness.runner.requests = {name: SimpleNamespace(sampling_params=params) for name in names}
+    harness.runner.requests = {
+        name: SimpleNamespace(sampling_params=params, mm_features=[]) for name in names
+    }
     harness.runner.row_options = lambda batch, samples: SimpleNamespace(are_idle=True)
     harness.runner.sampler = idle_sampler()
     harness.runner.input_batch = SimpleNamespace(
@@ -106,7 +109,15 @@ def test_a_row_in_the_middle_of_its_prompt_waits(harness: DispatchHarness, model
 
 def test_a_row_with_structured_output_waits(harness: DispatchHarness, model: Model) -> None:
     constrained = SimpleNamespace(structured_outputs={"json": {}})
-    harness.runner.requests["p"] = SimpleNamespace(sampling_params=constrained)
+    harness.runner.requests["p"] = SimpleNamespace(sampling_params=constrained, mm_features=[])
+    propose(harness)
+    assert model.calls == [(["r", "q"], [3, 3], [0, 2])]
+
+
+def test_a_row_with_a_picture_that_the_model_cannot_read_is_left_out(
+    harness: DispatchHarness, model: Model
+) -> None:
+    harness.runner.requests["p"].mm_features = ["a picture"]
     propose(harness)
     assert model.calls == [(["r", "q"], [3, 3], [0, 2])]
 
