@@ -82,6 +82,7 @@ async def _start(state: AppState, callbacks: StartupCallbacks) -> None:
     try:
         await state.engine.start(callbacks.on_progress)
         runtime = await _create_runtime(state)
+        state.metrics.policies.watch(state.engine)
         state.fleet_parts.append(runtime.fleet)
         await _join_fleet(state, runtime.fleet)
         state.runtime = runtime

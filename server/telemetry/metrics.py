@@ -62,8 +62,9 @@ Predicted against measured step time (1 is a prediction without bias):
 Mean absolute error of the prediction, relative to the step:
     sum(rate(specgate_policy_step_error_seconds_sum[5m]))
       / sum(rate(specgate_policy_step_seconds_total{value="measured"}[5m]))
-Policies whose guard holds them at plain decoding:
+Policies whose guard holds them at plain decoding, and those that expect nothing of drafts:
     specgate_policy_suspended == 1
+    specgate_policy_expected_gain <= 1
 Choices that a parser of the model's output could not read to their end:
     sum by (reason) (increase(specgate_parser_failures_total[1h])) > 0
 Requests by routing rule, and rules whose method cannot be used:

@@ -5,16 +5,27 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.seam.counts import PolicyStep
-from engine_adapter.seam.types import NONE
+from engine_adapter.seam.types import NONE, PolicyInfo
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.rolling_stats import WINDOW_S
 
 _ERROR_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
+
+
+class WatchedPolicies(Protocol):
+    """An engine, as the gauges of its policies read it."""
+
+    @property
+    def policies(self) -> tuple[PolicyInfo, ...]:
+        """See `Engine.policies`."""
+        ...
 
 
 class PolicyMetrics:
@@ -37,6 +48,11 @@ class PolicyMetrics:
         self._suspended = make.gauge(
             "specgate_policy_suspended", "1 while the guard holds the policy", "policy"
         )
+        self._gain = make.gauge(
+            "specgate_policy_expected_gain",
+            "Tokens per second that the policy expects, as a multiple of plain decoding's",
+            "policy",
+        )
         for name in POLICY_NAMES:
             self._suspended.labels(name)
             self._decisions.labels(name, NONE)
@@ -50,6 +66,12 @@ class PolicyMetrics:
             name: RollingDecisions() for name in POLICY_NAMES
         }
         self._suspensions: dict[str, bool] = {}
+
+    def watch(self, engine: WatchedPolicies) -> None:
+        """Makes the gauges of expected gains show these policies, read at each scrape."""
+        for policy in engine.policies:
+            if _expected_gain(policy.state) is not None:
+                self._gain.labels(policy.name).set_function(partial(_gain_of, engine, policy.name))
 
     def declare_rules(self, names: Iterable[str]) -> None:
         """Lets the series of the named rules exist at 0."""
@@ -90,6 +112,22 @@ class PolicyMetrics:
             dict(rolling_decisions.sums()) if rolling_decisions else {},
             self._suspensions.get(policy, False),
         )
+
+
+def _gain_of(engine: WatchedPolicies, name: str) -> float:
+    state = next((policy.state for policy in engine.policies if policy.name == name), {})
+    gain = _expected_gain(state)
+    return math.nan if gain is None else gain
+
+
+def _expected_gain(state: Mapping[str, Any]) -> float | None:
+    """That of a policy's state; of several engines the mean. `None` if it expects none."""
+    gains = [
+        of_engine["expected_gain"]
+        for of_engine in state.get("engines", {"": state}).values()
+        if "expected_gain" in of_engine
+    ]
+    return sum(gains) / len(gains) if gains else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """The metrics of policies, and the decisions of the last minute."""
 
 import math
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from engine_adapter.seam.counts import PolicyStep
+from engine_adapter.seam.types import PolicyInfo
 from server.telemetry.metrics import Metrics
 from server.telemetry.policy_metrics import RollingDecisions
 
@@ -41,6 +43,33 @@ def test_decisions_and_the_guard_are_shown(registry: CollectorRegistry, metrics:
     activity = metrics.policies.activity("goodput")
     assert (activity.decisions, activity.suspended) == ({"ngram": 5, "none": 1}, False)
     assert metrics.policies.activity("load").decisions == {}
+
+
+class Policies:
+    """An engine whose policies have these states."""
+
+    def __init__(self, **states: Any) -> None:
+        self.states = states
+
+    @property
+    def policies(self) -> tuple[PolicyInfo, ...]:
+        return tuple(PolicyInfo(name, {}, state) for name, state in self.states.items())
+
+
+def test_the_expected_gain_is_read_at_each_scrape(
+    registry: CollectorRegistry, metrics: Metrics
+) -> None:
+    engine = Policies(goodput={"expected_gain": 1.5}, load={"light": True})
+    metrics.policies.watch(engine)
+
+    def gain(policy: str) -> float | None:
+        return registry.get_sample_value("specgate_policy_expected_gain", {"policy": policy})
+
+    assert (gain("goodput"), gain("load")) == (1.5, None)
+    engine.states["goodput"] = {"engines": {"0": {"expected_gain": 2.0}, "1": {"expected_gain": 3}}}
+    assert gain("goodput") == 2.5
+    engine.states = {}
+    assert math.isnan(gain("goodput") or 0)
 
 
 @pytest.mark.parametrize(
