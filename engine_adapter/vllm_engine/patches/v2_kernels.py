@@ -65,10 +65,7 @@ def twins() -> list[tuple[Any, str, TwinKernel]]:
                 "_fill_num_accepted_kernel": inputs.fill_num_accepted,
             },
         ),
-        (
-            compat.v2_rope,
-            {"_prepare_rope_positions_kernel": inputs.prepare_rope_positions},
-        ),
+        (compat.v2_rope, {"_prepare_rope_positions_kernel": inputs.prepare_rope_positions}),
         (
             compat.v2_prompt_logprob,
             {"_prompt_logprobs_token_ids_kernel": inputs.prompt_logprobs_token_ids},

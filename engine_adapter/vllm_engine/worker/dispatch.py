@@ -202,7 +202,7 @@ class ProposerDispatch:
         if model is None or not model.drafts_early or name in self._quarantined:
             return False
         request = self._runner.requests[request_id]
-        if not method.num_speculative_tokens or not self.host.drafts_for(name, request):
+        if not method.num_speculative_tokens or not self.host.drafts_for(name, request_id):
             return False
         return request.sampling_params.structured_outputs is None
 
@@ -309,7 +309,7 @@ class ProposerDispatch:
         for request_id, method in methods.items():
             row, name = index[request_id], method.proposer
             # One that is not there was unloaded; a request that was aborted still names it.
-            if not self.host.drafts_for(name, self._runner.requests[request_id]):
+            if not self.host.drafts_for(name, request_id):
                 continue
             if reads[name] or (method.num_speculative_tokens and sampled[row]):
                 rows[name].append(row)
@@ -322,8 +322,7 @@ class ProposerDispatch:
         calls its members here, for rows that `_group_rows` has not checked for them.
         """
         remaining = self._context_length(name) - batch.num_tokens
-        requests = self._runner.requests
-        reads = np.array([self.host.drafts_for(name, requests[i]) for i in batch.request_ids], bool)
+        reads = np.array([self.host.drafts_for(name, id_) for id_ in batch.request_ids], bool)
         if reads.all() and (remaining >= batch.k).all():
             return self._contained(name, batch)
         index = np.flatnonzero(reads & ((remaining > 0) | ((remaining == 0) & (batch.k == 0))))

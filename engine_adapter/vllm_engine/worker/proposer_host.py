@@ -129,12 +129,14 @@ class ProposerHost:
         """A proposer's own k; 0 for one that is not loaded."""
         return next((s.num_speculative_tokens for s in self.specs if s.name == name), 0)
 
-    def drafts_for(self, name: str, request: Any) -> bool:
-        """Whether a proposer is loaded and can draft for a request, vLLM's `NewRequestData`."""
+    def drafts_for(self, name: str, request_id: str) -> bool:
+        """Whether a proposer is loaded and can draft for a request."""
+        if name not in self.proposers:
+            return False
         model = self.draft_models.get(name)
-        return name in self.proposers and (
-            model is None or model.reads_images or not request.mm_features
-        )
+        if model is None or model.reads_images:
+            return True
+        return not self._runner.requests[request_id].mm_features
 
     @property
     def aux_reader(self) -> ProposerSpec | None:

@@ -49,6 +49,8 @@ class EchoProposer:
 class RecordingDraftModel:
     """Takes a draft model's place; records the calls about blocks and requests."""
 
+    reads_images = True
+
     def __init__(self) -> None:
         self.max_model_len = CONTEXT
         self.fresh: list[list[int]] = []

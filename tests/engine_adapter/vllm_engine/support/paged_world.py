@@ -6,6 +6,7 @@ simulated in `toy_scheduler`, `block_pool` and `toy_batches`, the forward passes
 """
 
 from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MethodType, SimpleNamespace
@@ -142,7 +143,7 @@ class World:
             max_model_len=self.max_model_len,
             parallel_config=SimpleNamespace(world_size=self.ranks),
             input_batch=None,
-            requests={},
+            requests=defaultdict(lambda: SimpleNamespace(sampling_params=GREEDY, mm_features=())),
             sampler=idle_sampler(),
             draft_noise=DraftNoise(None),
         )
@@ -313,7 +314,9 @@ class World:
             np.arange(len(names)),
             torch.tensor(rejected, dtype=torch.int32),
         )
-        self.runner.requests = dict.fromkeys(names, SimpleNamespace(sampling_params=GREEDY))
+        self.runner.requests = dict.fromkeys(
+            names, SimpleNamespace(sampling_params=GREEDY, mm_features=())
+        )
         self.dispatch.propose_early(plan, step)
         models = self.dispatch.host.draft_models
         self.num_early = sum(len(self.toy(name)._early) for name in models)
