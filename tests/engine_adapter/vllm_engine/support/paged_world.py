@@ -5,8 +5,7 @@ simulated in `toy_scheduler`, `block_pool` and `toy_batches`, the forward passes
 `step_checks` checks each step.
 """
 
-from collections import Counter
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MethodType, SimpleNamespace
