@@ -188,7 +188,6 @@ class DeviceSteps(RunnerHooks, DeviceRunner):
             prefill_token_ids=tokens,
             num_computed_tokens=0,
             sampling_params=params,
-            mm_features=(),
             block_ids=[list(range(row * blocks, (row + 1) * blocks))],
             lora_request=None,
             mm_features=[],
