@@ -39,9 +39,6 @@ EXACT = [name for name in FAMILIES if name != "qwen3_5"]
 FEW_BLOCKS = 12
 """For fewer requests than run together; more where layers are in several groups."""
 
-IDLE = {("idefics3", "eagle")}
-"""A head that drafts for some prompts only, for a reason that is not known. Texts are exact."""
-
 Case = tuple[ImageEngine, Path]
 
 
@@ -104,8 +101,7 @@ def test_texts_are_those_of_plain_decoding(case: Case) -> None:
         engine.reset_prefix_cache()
         answers = engine.answers(prompts, method)
         check_same(answers, plain, method)
-        if (engine.family, method) not in IDLE:
-            check_drafts(prompts, answers, method)
+        check_drafts(prompts, answers, method)
         check_same(engine.answers(prompts, method), plain, f"{method}, cached")
     # Every fifth token of a prediction is wrong.
     predictions = [

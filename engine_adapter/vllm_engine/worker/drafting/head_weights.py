@@ -42,7 +42,8 @@ class _Head(LoadedModel):
         text_model: Any = target if get_text_model is None else get_text_model()
         inner, head = getattr(text_model, "model", text_model), self.model.model
         embeddings = _base(getattr(inner, "embed_tokens", getattr(inner, "embedding", None)))
-        output = _base(getattr(text_model, "lm_head", None))
+        # Idefics 3 has its output layer beside its language model.
+        output = _base(getattr(text_model, "lm_head", getattr(target, "lm_head", None)))
         shared = []
         if embeddings is None:
             if not getattr(self.model, "has_own_embed_tokens", False):

@@ -52,7 +52,6 @@ class ImageEngine:
 
     Attributes:
         placeholder: the tokens that stand for a picture in a prompt.
-        family: the name of the model's.
         preemptions: of all answers.
     """
 
@@ -84,7 +83,6 @@ class ImageEngine:
         tokenizer = self._engine.renderer.tokenizer
         placeholder = tokenizer.encode(family.placeholder, add_special_tokens=False)
         self.placeholder: tuple[int, ...] = tuple(placeholder)
-        self.family = family.name
         self.preemptions, self._number = 0, 0
         # Request id -> its drafts, and the accepted ones.
         self._drafts: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
