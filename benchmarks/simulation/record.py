@@ -22,7 +22,7 @@ from benchmarks.simulation.trace import Trace, TracedRequest
 from benchmarks.workload import SEED, Messages, chats
 from demo.prompts import KINDS
 from engine_adapter.policies.contract import ProposerTraits, RequestClass, StepPlan, StepView
-from engine_adapter.policies.names import GOODPUT
+from engine_adapter.policies.names import AUTO
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.seam.config import EngineConfig, draft_capacity
@@ -207,7 +207,7 @@ class Recorder:
 
         from engine_adapter.vllm_engine.wire import to_extra_args
 
-        method = SpecMethod(GOODPUT, max(t.num_speculative_tokens for t in self.traits))
+        method = SpecMethod(AUTO, max(t.num_speculative_tokens for t in self.traits))
         params = SamplingParams(
             temperature=temperature,
             seed=SEED if temperature > 0 else None,

@@ -24,7 +24,7 @@ from benchmarks.simulation.replay import TABLE_HEAD, ReplayPlan, replay, table_r
 from benchmarks.simulation.trace import load_trace
 from benchmarks.simulation.workloads import WORKLOADS
 from engine_adapter.policies.catalog import read_policy
-from engine_adapter.policies.names import GOODPUT, LOAD, POLICY_NAMES, policy_name
+from engine_adapter.policies.names import AUTO, LOAD, POLICY_NAMES, policy_name
 from engine_adapter.policies.parameters import PolicyError
 from server.commands.admin_client import Parser
 
@@ -39,7 +39,7 @@ def make_parser() -> Parser:
         "every static choice, routing by label and a hindsight oracle.",
     )
     parser.add_argument("trace", type=Path, help="a file of `record`")
-    add_policy(parser, f"default: {GOODPUT} and {LOAD}")
+    add_policy(parser, f"default: {AUTO} and {LOAD}")
     parser.add_argument(
         "--workload",
         action="append",
@@ -66,7 +66,7 @@ def make_parser() -> Parser:
         type=json_object,
         default={},
         metavar="JSON",
-        help='parameters by policy: {"goodput": {"min_gain": 0.05}}',
+        help='parameters by policy: {"auto": {"min_gain": 0.05}}',
     )
     _add_planning(parser)
     add_out(parser, "for replay.json, replay.md and replay.svg")
@@ -102,7 +102,7 @@ def _add_noise(parser: Parser) -> None:
 def run(options: argparse.Namespace, command: str) -> int:
     """Replays, prints and writes. Returns the exit status."""
     trace = load_trace(options.trace)
-    names = policies(options) if options.policy else [GOODPUT, LOAD]
+    names = policies(options) if options.policy else [AUTO, LOAD]
     ks = {one.name: one.num_speculative_tokens for one in trace.proposers}
     if options.primary not in (None, *ks):
         raise BadArgument(f"--primary: {options.primary!r} is not in the trace: {', '.join(ks)}")

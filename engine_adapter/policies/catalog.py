@@ -9,7 +9,7 @@ from engine_adapter.policies.goodput import GoodputParameters, GoodputPolicy
 from engine_adapter.policies.load import LoadPolicy, load_json, read_load
 from engine_adapter.policies.measurements import Measurements
 from engine_adapter.policies.names import (
-    GOODPUT,
+    AUTO,
     LATENCY_FIRST,
     LOAD,
     PER_REQUEST,
@@ -67,7 +67,7 @@ def _numbers(kind: type) -> Callable[[Mapping[str, Any], Mapping[str, int], str 
 
 
 POLICIES: Mapping[str, PolicyKind] = {
-    GOODPUT: PolicyKind(_numbers(GoodputParameters), GoodputPolicy, asdict),
+    AUTO: PolicyKind(_numbers(GoodputParameters), GoodputPolicy, asdict),
     LOAD: PolicyKind(read_load, lambda parameters, _: LoadPolicy(parameters), load_json),
     QUALITY_FIRST: PolicyKind(_numbers(RankingParameters), QualityFirstPolicy, asdict),
     LATENCY_FIRST: PolicyKind(_numbers(RankingParameters), LatencyFirstPolicy, asdict),

@@ -1,4 +1,4 @@
-"""`goodput`, also `auto`: the proposers and lengths with the most tokens per second, none included.
+"""`auto`: the proposers and lengths with the most tokens per second, none included.
 
 `choice` has the formula, `explore` how measurements stay fresh, `guard` what is bounded.
 """
@@ -26,7 +26,7 @@ considered in every choice."""
 
 @dataclass(frozen=True, slots=True)
 class GoodputParameters:
-    """The parameters of `goodput` and of `per_request`.
+    """The parameters of `auto` and of `per_request`.
 
     Attributes:
         min_gain: a plan must promise this share more tokens per second than plain decoding.

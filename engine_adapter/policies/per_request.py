@@ -3,7 +3,7 @@
 Source: vLLM pull request 7947. Every row takes the proposer with the most accepted tokens at the
 current price. All rows wait for all proposers of the step, so a proposer must gain more over the
 rows that chose it than the batch loses while it runs; otherwise its rows choose again without it.
-Unlike `goodput` it neither tries a lookup before a model nor weighs the lengths of all rows
+Unlike `auto` it neither tries a lookup before a model nor weighs the lengths of all rows
 against each other.
 """
 
@@ -15,7 +15,7 @@ from engine_adapter.policies.goodput import GoodputPolicy
 
 
 class PerRequestPolicy(GoodputPolicy):
-    """Plans each row by itself; the guard and the probes are those of `goodput`."""
+    """Plans each row by itself; the guard and the probes are those of `auto`."""
 
     def _pick(self, chooser: Chooser) -> Choice:
         values = chooser.values()

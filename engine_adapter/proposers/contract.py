@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from engine_adapter.policies.names import AUTO, POLICY_NAMES
+from engine_adapter.policies.names import GOODPUT, POLICY_NAMES
 from engine_adapter.proposers.batch import DraftBatch, Drafts
 
-RESERVED_NAMES = frozenset({AUTO, "none", "primary", "backup", "disable", *POLICY_NAMES})
+RESERVED_NAMES = frozenset({GOODPUT, "none", "primary", "backup", "disable", *POLICY_NAMES})
 """Reserved names: they have another meaning on the wire, so they cannot name a proposer."""
 
 

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from engine_adapter.policies.names import AUTO, policy_name
+from engine_adapter.policies.names import policy_name
 from engine_adapter.seam.types import NONE, EngineInfo
 from server import __version__
 from server.console import pages
@@ -104,8 +104,7 @@ def _proposers(info: EngineInfo, settings: Settings) -> Table:
         k = str(p.num_speculative_tokens)
         table.add_row(star, p.name, p.method, k, ", ".join(roles), p.model or "")
     if policy_name(active) is not None:
-        name = f"{active} ({AUTO})" if active == policy_name(AUTO) else active
-        table.add_row("*", name, "policy: chooses among them at every step", "", "", "")
+        table.add_row("*", active, "policy: chooses among them at every step", "", "", "")
     table.add_row("*" if active == NONE else "", NONE, "plain decoding", "", "", "")
     return table
 

@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_adapter.policies.names import AUTO, POLICY_NAMES
+from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.seam.text import truncate
 from engine_adapter.seam.types import NONE, EngineInfo, ProposerInfo, ProposerState
 
@@ -145,7 +145,7 @@ def _only(
 
 
 def _not_found(request: MethodRequest, loaded: LoadedProposers, reason: str) -> SelectionError:
-    names = ", ".join([*loaded.names, NONE, AUTO, *POLICY_NAMES])
+    names = ", ".join([*loaded.names, NONE, *POLICY_NAMES])
     return SelectionError(
         f"{request.proposer_param}: {reason}; available: {names}",
         request.proposer_param,

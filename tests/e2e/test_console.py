@@ -38,7 +38,7 @@ def test_the_console_on_a_real_engine(page: Page, demo: Served, images: Path) ->
     switch = page.locator("#switch")
     with Load(demo.url) as load:
         page.wait_for_timeout(20_000)
-        for method in ("eagle3", "goodput"):
+        for method in ("eagle3", "auto"):
             switch.get_by_label("Method").select_option(method)
             switch.get_by_label("Reason").fill("evening load")
             switch.get_by_role("button", name="Switch").click()

@@ -122,7 +122,7 @@ def test_serve_starts_prints_its_usage_and_stops_cleanly(served: Serve) -> None:
     assert status == 0, "".join(server.err)
     assert re.search(r"\[ +\d+\.\d s\] Preparing the fake engine\n", out)
     assert re.search(r"\[ +\d+\.\d s\] Reading the tokenizer", out)
-    assert re.search(r"^\* +goodput \(auto\) +policy: ", out, re.MULTILINE)
+    assert re.search(r"^\* +auto +policy: ", out, re.MULTILINE)
     assert re.search(r"^ +draft +draft_model +4 +primary", out, re.MULTILINE)
     assert re.search(r"^ +ngram +ngram +5 +backup", out, re.MULTILINE)
     assert re.search(r"^ +none +plain decoding", out, re.MULTILINE)

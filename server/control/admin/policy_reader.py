@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_adapter.policies.catalog import read_policy, to_json
-from engine_adapter.policies.names import AUTO, POLICY_NAMES, policy_name
+from engine_adapter.policies.names import POLICY_NAMES, policy_name
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.seam.text import short_repr, truncate
 from server.control.method_names import LoadedProposers
@@ -27,7 +27,7 @@ def read_policies(
     for written_name, parameters in policies.items():
         name = policy_name(written_name)
         if name is None:
-            names = ", ".join((AUTO, *POLICY_NAMES))
+            names = ", ".join(POLICY_NAMES)
             raise PolicyError(
                 truncate(written_name, 64), f"is not a policy; the policies are {names}"
             )

@@ -81,11 +81,11 @@ def test_plain_decoding_takes_one_step_for_each_token_and_the_cost_of_the_target
 
 
 def test_replays_are_deterministic_and_the_step_oracle_bounds_all(trace: Trace) -> None:
-    plan = ReplayPlan(trace, ["goodput"], ["mixed"], [2], 20)
+    plan = ReplayPlan(trace, ["auto"], ["mixed"], [2], 20)
     results = list(replay(plan))
     assert results == list(replay(plan))
     assert all(one.regret_step >= 0 for one in results)
-    assert {one.method for one in results} >= {"none", "eagle3", "label oracle", "goodput"}
+    assert {one.method for one in results} >= {"none", "eagle3", "label oracle", "auto"}
     best = min(one.regret_static[one.best_static] for one in results[: len(PROPOSERS) + 1])
     assert best == 0
 
@@ -99,7 +99,7 @@ def test_without_accepted_drafts_the_oracle_is_plain_decoding(trace: Trace) -> N
 def test_the_recorded_trace_is_replayed() -> None:
     recorded = load_trace(RECORDED)
     assert {request.label for request in recorded.requests} == {"quote", "free"}
-    plan = ReplayPlan(recorded, ["goodput"], ["quote"], [1], 4)
+    plan = ReplayPlan(recorded, ["auto"], ["quote"], [1], 4)
     assert all(one.tokens_per_s > 0 for one in replay(plan))
 
 
@@ -114,7 +114,7 @@ LATE = [
 def test_a_policy_that_learns_a_step_later_chooses_as_well(name: str, streams: int) -> None:
     """Medians of 7 replays were 0.975 to 0.997 of those of a policy that learns at once."""
     trace = load_trace(RECORDED)
-    method = SpecMethod("goodput", trace.max_k)
+    method = SpecMethod("auto", trace.max_k)
     ratios = []
     for seed in range(7):
         at_once, late = (

@@ -40,7 +40,7 @@ def test_a_replay_prints_a_row_for_each_method_and_writes_it(
     words = ["--workload", "shift", "--workload", "free", "--streams", "2"]
     assert replay(trace, out, *words, "--policy", "load", "--policy", "auto") == 0
     printed = capsys.readouterr().out
-    methods = [*STATIC, "label oracle", "load", "goodput"]
+    methods = [*STATIC, "label oracle", "load", "auto"]
     assert [row[:3] for row in cells(printed)] == [
         [workload, "2", f"`{method}`"] for workload in ("shift", "free") for method in methods
     ]
@@ -82,7 +82,7 @@ def test_noise_and_outliers_make_steps_longer(
 def test_parameters_and_the_primary_proposer_reach_the_policies(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = ["--workload", "quote", "--streams", "1", "--policy", "load", "--policy", "goodput"]
+    base = ["--workload", "quote", "--streams", "1", "--policy", "load", "--policy", "auto"]
     shares = []
     for words in (
         ["--primary", "medusa"],
@@ -93,7 +93,7 @@ def test_parameters_and_the_primary_proposer_reach_the_policies(
         shares.append({result["method"]: result["shares"] for result in results})
     assert shares[0]["load"].get("medusa", 0.0) > 0.5
     assert shares[1]["load"].get("eagle3", 0.0) > 0.5
-    assert shares[1]["goodput"]["none"] > shares[0]["goodput"].get("none", 0.0)
+    assert shares[1]["auto"]["none"] > shares[0]["auto"].get("none", 0.0)
 
 
 def test_a_trace_without_a_workloads_label_fails_after_the_rows_that_it_has(
@@ -114,7 +114,7 @@ def test_a_trace_without_a_workloads_label_fails_after_the_rows_that_it_has(
     ("words", "message"),
     [
         ([], "the following arguments are required: trace"),
-        (["TRACE", "--policy", "best"], "--policy: 'best' is unknown; there are goodput, load"),
+        (["TRACE", "--policy", "best"], "--policy: 'best' is unknown; there are auto, load"),
         (["TRACE", "--workload", "rush"], "--workload: invalid choice: 'rush'"),
         (["TRACE", "--streams", "0"], "--streams: must be an integer of at least 1, got '0'"),
         (["TRACE", "--requests", "-3"], "--requests: must be an integer of at least 1, got '-3'"),
@@ -125,12 +125,12 @@ def test_a_trace_without_a_workloads_label_fails_after_the_rows_that_it_has(
         (["TRACE", "--parameters", "[]"], "--parameters: must be a JSON object, got []"),
         (
             ["TRACE", "--parameters", '{"good": {}}'],
-            "--parameters: no policy 'good'; there are goodput",
+            "--parameters: no policy 'good'; there are auto",
         ),
         (["TRACE", "--parameters", '{"auto": 1}'], "--parameters: auto: must be a JSON object"),
         (
-            ["TRACE", "--parameters", '{"goodput": {"gain": 1}}'],
-            "--parameters: goodput.gain: unknown; the parameters are min_gain",
+            ["TRACE", "--parameters", '{"auto": {"gain": 1}}'],
+            "--parameters: auto.gain: unknown; the parameters are min_gain",
         ),
         (["TRACE", "--out", "TRACE"], "is a file; name a folder"),
     ],

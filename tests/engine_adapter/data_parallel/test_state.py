@@ -113,14 +113,14 @@ async def test_vllms_metrics_have_a_series_for_each_engine(start: StartFleet) ->
 async def test_policies_and_evidence_show_each_engine(start: StartFleet) -> None:
     fleet = await start()
     for i in range(4):
-        request = make_request(f"r{i}", SpecMethod("goodput", 3), prompt=(i, 7), max_tokens=20)
+        request = make_request(f"r{i}", SpecMethod("auto", 3), prompt=(i, 7), max_tokens=20)
         await fleet.run(request)
     evidence = fleet.engine.evidence["engines"]
     assert set(evidence) == {"0", "1"}
     assert all(own["steps"] for own in evidence.values())
-    (goodput,) = [info for info in fleet.engine.policies if info.name == "goodput"]
-    assert set(goodput.state["engines"]) == {"0", "1"}
-    assert goodput.parameters["min_gain"] == 0.01
+    (auto,) = [info for info in fleet.engine.policies if info.name == "auto"]
+    assert set(auto.state["engines"]) == {"0", "1"}
+    assert auto.parameters["min_gain"] == 0.01
 
 
 async def test_the_compiled_grammars_are_those_of_all_engines(start: StartFleet) -> None:
@@ -140,11 +140,11 @@ async def test_a_policy_is_held_while_the_guard_of_one_engine_holds_it(start: St
     step = StepReport(StepKind.DECODE, 0.1, {}, {}, {}, {})
 
     def held(index: int, *, suspended: bool) -> bool:
-        policy = PolicyStep(suspended={"goodput": suspended})
+        policy = PolicyStep(suspended={"auto": suspended})
         fleet.engine.on_member_step(index, replace(step, policy=policy))
         reported = fleet.reports.steps[-1].policy
         assert reported is not None
-        return reported.suspended["goodput"]
+        return reported.suspended["auto"]
 
     assert held(0, suspended=True)
     assert held(1, suspended=False), "the first one still is"

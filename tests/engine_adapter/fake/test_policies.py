@@ -38,14 +38,14 @@ async def test_a_policys_text_is_that_of_plain_decoding(start: StartEngine, name
     assert text(planned) == text(plain)
 
 
-async def test_goodput_comes_to_the_proposer_that_pays(start: StartEngine) -> None:
+async def test_auto_comes_to_the_proposer_that_pays(start: StartEngine) -> None:
     harness = await start(
         fake_step_ms=2, fake_draft_token_ms=0.05, fake_acceptance={"ngram": 0.05, "draft": 0.95}
     )
-    request = make_request("a", SpecMethod("goodput", 4), max_tokens=2 * LONG, ignore_eos=True)
+    request = make_request("a", SpecMethod("auto", 4), max_tokens=2 * LONG, ignore_eos=True)
     drafts = used(await run(harness, request))
     assert drafts["draft"] > 3 * drafts.get("ngram", 0)
-    decided = [step.decisions["goodput"] for step in policy_steps(harness)]
+    decided = [step.decisions["auto"] for step in policy_steps(harness)]
     assert sum(rows.get("draft", 0) for rows in decided) == drafts["draft"]
     assert all(sum(rows.values()) == 1 for rows in decided), "one row in each step"
     compared = [step for step in policy_steps(harness) if step.predicted_s is not None]
@@ -55,7 +55,7 @@ async def test_goodput_comes_to_the_proposer_that_pays(start: StartEngine) -> No
 
 async def test_a_policy_drafts_at_most_the_requests_k(start: StartEngine) -> None:
     harness = await start(fake_acceptance=1.0)
-    request = make_request("a", SpecMethod("goodput", 2), max_tokens=100, ignore_eos=True)
+    request = make_request("a", SpecMethod("auto", 2), max_tokens=100, ignore_eos=True)
     spec = (await run(harness, request))[-1].spec
     assert spec is not None
     assert spec.by_proposer
@@ -106,20 +106,20 @@ async def test_a_dead_engine_takes_no_parameters_and_keeps_its_evidence(
     start: StartEngine,
 ) -> None:
     harness = await start()
-    await run(harness, make_request("a", SpecMethod("goodput", 4), max_tokens=60, ignore_eos=True))
+    await run(harness, make_request("a", SpecMethod("auto", 4), max_tokens=60, ignore_eos=True))
     steps = harness.engine.evidence["steps"]
     harness.engine.die()
     with pytest.raises(EngineDead):
         await harness.engine.set_policy("load", {})
     harness.engine.revive()
     assert harness.engine.evidence["steps"] == steps > 0
-    await run(harness, make_request("b", SpecMethod("goodput", 4), max_tokens=20, ignore_eos=True))
+    await run(harness, make_request("b", SpecMethod("auto", 4), max_tokens=20, ignore_eos=True))
     assert harness.engine.evidence["steps"] > steps
 
 
 async def test_a_proposer_may_come_and_go_while_a_policy_uses_it(start: StartEngine) -> None:
     harness = await start(fake_step_ms=1, fake_acceptance={"ngram": 0.95, "draft": 0.05})
-    request = make_request("a", SpecMethod("goodput", 4), max_tokens=LONG, ignore_eos=True)
+    request = make_request("a", SpecMethod("auto", 4), max_tokens=LONG, ignore_eos=True)
     running = asyncio.create_task(run(harness, request))
     while len(harness.reports.steps) < 20:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -132,14 +132,14 @@ async def test_a_proposer_may_come_and_go_while_a_policy_uses_it(start: StartEng
     assert all("ngram" not in step.verified for step in without)
     await harness.engine.load_proposer({"name": "ngram", "num_speculative_tokens": 3})
     assert len(await running) > 20
-    again = make_request("b", SpecMethod("goodput", 4), max_tokens=LONG, ignore_eos=True)
+    again = make_request("b", SpecMethod("auto", 4), max_tokens=LONG, ignore_eos=True)
     assert used(await run(harness, again))["ngram"] > 5
 
 
 async def test_a_k_above_the_capacity_is_refused(start: StartEngine) -> None:
     harness = await start()
-    with pytest.raises(InvalidRequest, match=r"must be in \[0, 5\] for goodput"):
-        await run(harness, make_request("a", SpecMethod("goodput", 6)))
+    with pytest.raises(InvalidRequest, match=r"must be in \[0, 5\] for auto"):
+        await run(harness, make_request("a", SpecMethod("auto", 6)))
     with pytest.raises(InvalidRequest):
         await harness.engine.switch(Switch(SpecMethod("load", 6), 1), running=True)
 
@@ -147,12 +147,12 @@ async def test_a_k_above_the_capacity_is_refused(start: StartEngine) -> None:
 async def test_ended_requests_are_forgotten(start: StartEngine) -> None:
     harness = await start()
     for i in range(3):
-        await run(harness, make_request(f"r{i}", SpecMethod("goodput", 4), max_tokens=5))
-    stream = harness.engine.generate(make_request("left", SpecMethod("goodput", 4)))
+        await run(harness, make_request(f"r{i}", SpecMethod("auto", 4), max_tokens=5))
+    stream = harness.engine.generate(make_request("left", SpecMethod("auto", 4)))
     await anext(stream)
     await stream.aclose()
     # A forgotten id can be used again.
-    await run(harness, make_request("left", SpecMethod("goodput", 4), max_tokens=5))
+    await run(harness, make_request("left", SpecMethod("auto", 4), max_tokens=5))
     assert harness.engine._planning._planner.measurements.requests._slots == {}
 
 

@@ -45,7 +45,7 @@ async def test_with_a_proposer_every_draft_is_accepted(start: StartEngine) -> No
 
 async def test_a_policy_drafts_nothing(start: StartEngine) -> None:
     harness = await start(fake_replay=True)
-    deltas = await run(harness, make_request(method=SpecMethod("goodput", 3), max_tokens=4))
+    deltas = await run(harness, make_request(method=SpecMethod("auto", 3), max_tokens=4))
     assert [len(delta.token_ids) for delta in deltas] == [1] * 4
     assert deltas[-1].spec is not None
     assert not deltas[-1].spec.by_proposer

@@ -16,14 +16,14 @@ from benchmarks.simulation.replay import adaptation
 from benchmarks.simulation.result import Result, rate
 from benchmarks.simulation.trace import Trace
 from benchmarks.simulation.workloads import WORKLOADS, Workload
-from engine_adapter.policies.names import GOODPUT, PER_REQUEST
+from engine_adapter.policies.names import AUTO, PER_REQUEST
 from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
 from tests.benchmarks.simulation.synthetic import PROPOSERS, QUALITIES, Quality, synthetic_trace
 
 pytestmark = pytest.mark.prove  # minutes
 
 SEEDS = (0, 1, 2)
-ADAPTING = (GOODPUT, PER_REQUEST)
+ADAPTING = (AUTO, PER_REQUEST)
 ADAPTED_STEPS = 64
 """The most steps until a policy is at 95 % of the new best."""
 

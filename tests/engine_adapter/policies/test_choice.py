@@ -35,7 +35,7 @@ def measurements(
     """Two proposers with random qualities and costs, and rows that differ."""
     random = np.random.default_rng(seed)
     known = Measurements((LOOKUP, model), 3)
-    views = [RowView(f"r{i}", SpecMethod("goodput", 3), 100, 50) for i in range(rows)]
+    views = [RowView(f"r{i}", SpecMethod("auto", 3), 100, 50) for i in range(rows)]
     for view in views:
         known.admit(view.request_id, RequestClass.GREEDY)
     rates = random.uniform(0.05, 0.95, (rows, 2))
@@ -129,7 +129,7 @@ def with_lengths(model_rate: float, call_s: float, rows: int = 1) -> Chooser:
     """A lookup whose drafts of 3 tokens are right, and those of 1 token mostly wrong."""
     random = np.random.default_rng(0)
     known = Measurements(PROPOSERS, 3)
-    views = [RowView(f"r{i}", SpecMethod("goodput", 3), 100, 50) for i in range(rows)]
+    views = [RowView(f"r{i}", SpecMethod("auto", 3), 100, 50) for i in range(rows)]
     for view in views:
         known.admit(view.request_id, RequestClass.GREEDY)
     for step in range(200):

@@ -6,7 +6,7 @@ import pytest
 
 from engine_adapter.policies.explore import STALE_STEPS, Explorer
 from engine_adapter.policies.measurements import PROVEN_DRAFTS
-from engine_adapter.policies.names import GOODPUT
+from engine_adapter.policies.names import AUTO
 from tests.engine_adapter.policies.traffic import CALL_S, STEP_S, Traffic
 
 SHARE = 0.02
@@ -14,20 +14,20 @@ SHARE = 0.02
 
 def proven(rows: int = 2) -> Traffic:
     """Traffic in which every proposer has drafted."""
-    traffic = Traffic(GOODPUT, rows)
+    traffic = Traffic(AUTO, rows)
     traffic.steps(200)
     return traffic
 
 
 def test_a_proposer_that_never_drafted_is_probed_without_a_budget() -> None:
-    traffic = Traffic(GOODPUT)
+    traffic = Traffic(AUTO)
     explorer = Explorer(traffic.measurements, 0.0)
     rows = traffic.view().rows
     assert any(explorer.probe(rows, frozenset()) for _ in range(2))
 
 
 def test_every_selectable_proposer_is_proven_soon() -> None:
-    traffic = Traffic(GOODPUT)
+    traffic = Traffic(AUTO)
     traffic.steps(40 + 8 * PROVEN_DRAFTS)
     measurements = traffic.measurements
     assert all(measurements.is_proven(i) for i in measurements.candidates())

@@ -25,7 +25,7 @@ def observed(traits: ProposerTraits, *, gated: bool, steps: int = 4000) -> Forec
     """
     random = np.random.default_rng(7)
     measured = Measurements((traits,), K)
-    view = RowView("r", SpecMethod("goodput", K), 100, 50)
+    view = RowView("r", SpecMethod("auto", K), 100, 50)
     measured.admit("r", RequestClass.GREEDY)
     forecasts = []
     for step in range(steps):
@@ -84,13 +84,13 @@ def test_a_rejected_draft_says_nothing_of_where_it_ended() -> None:
     measured.admit("r", RequestClass.GREEDY)
     for _ in range(200):
         measured.observe_drafts([DraftOutcome("r", "model", K, 2, 2, 1)])
-    view = RowView("r", SpecMethod("goodput", K), 100, 50)
+    view = RowView("r", SpecMethod("auto", K), 100, 50)
     assert (measured.forecast([view], [0]).p_reached == 1.0).all()
 
 
 def test_what_was_learned_of_early_ends_survives_a_restart() -> None:
     before, after = Measurements((GATED,), K), Measurements((GATED,), K)
-    view = RowView("r", SpecMethod("goodput", K), 100, 50)
+    view = RowView("r", SpecMethod("auto", K), 100, 50)
     for measured in (before, after):
         measured.admit("r", RequestClass.GREEDY)
     for _ in range(200):

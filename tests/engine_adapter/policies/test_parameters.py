@@ -19,7 +19,7 @@ def test_the_defaults_are_written_and_read_back(name: str) -> None:
 
 
 def test_what_is_given_replaces_the_default_alone() -> None:
-    parameters = read_policy(GOODPUT, {"min_gain": 0.5}, KS, None)
+    parameters = read_policy(AUTO, {"min_gain": 0.5}, KS, None)
     assert parameters == GoodputParameters(min_gain=0.5)
 
 
@@ -32,7 +32,7 @@ def test_a_number_out_of_range_or_of_another_type_is_refused(name: str, value: A
 
 def test_an_integer_parameter_takes_no_fraction() -> None:
     with pytest.raises(PolicyError, match="guard_window: must be an integer"):
-        read_policy(GOODPUT, {"guard_window": 20.5}, KS, None)
+        read_policy(AUTO, {"guard_window": 20.5}, KS, None)
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
@@ -48,10 +48,10 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
 
 def test_a_long_bad_value_is_shown_in_part() -> None:
     with pytest.raises(PolicyError) as caught:
-        read_policy(GOODPUT, {"min_gain": "x" * 100_000}, KS, None)
+        read_policy(AUTO, {"min_gain": "x" * 100_000}, KS, None)
     assert len(str(caught.value)) < 300
 
 
-def test_auto_is_goodput() -> None:
-    assert policy_name(AUTO) == GOODPUT
+def test_goodput_is_another_name_of_auto() -> None:
+    assert policy_name(GOODPUT) == AUTO
     assert policy_name("none") is None

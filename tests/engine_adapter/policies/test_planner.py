@@ -4,7 +4,7 @@ import pytest
 
 from engine_adapter.policies.contract import DraftOutcome, RequestClass, RowView, StepView
 from engine_adapter.policies.goodput import GoodputPolicy
-from engine_adapter.policies.names import GOODPUT, LATENCY_FIRST
+from engine_adapter.policies.names import AUTO, LATENCY_FIRST
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.policies.planner import UNPLANNED_EVERY, Planner, StepOutcome
 from engine_adapter.seam.types import SpecMethod
@@ -16,7 +16,7 @@ def outcome(planner: Planner, drafts: list[DraftOutcome]) -> None:
 
 
 def test_a_pinned_row_keeps_its_proposer_beside_rows_of_a_policy() -> None:
-    traffic = Traffic(GOODPUT)
+    traffic = Traffic(AUTO)
     traffic.steps(100)
     rows = [*traffic.view().rows, RowView("pinned", SpecMethod("medusa", 3), 2)]
     traffic.measurements.admit("pinned", RequestClass.GREEDY)
@@ -49,7 +49,7 @@ def test_pinned_rows_are_evidence_for_the_policies() -> None:
 
 
 def test_every_step_of_a_policy_is_learned_from() -> None:
-    traffic = Traffic(GOODPUT)
+    traffic = Traffic(AUTO)
     traffic.steps(50)
     assert traffic.measurements.steps == 50
 
@@ -78,7 +78,7 @@ def test_drafts_of_ended_requests_and_unloaded_proposers_are_ignored() -> None:
 
 
 def test_two_policies_plan_their_own_rows_and_report_their_own_decisions() -> None:
-    traffic = Traffic(GOODPUT, 4)
+    traffic = Traffic(AUTO, 4)
     traffic.steps(100)
     other = SpecMethod(LATENCY_FIRST, MAX_K)
     rows = [
@@ -89,16 +89,16 @@ def test_two_policies_plan_their_own_rows_and_report_their_own_decisions() -> No
     step = traffic.planner.observe(StepOutcome([], [], 4, 4, 400.0, 4, False, False, 0.03))
     assert step is not None
     assert {name: sum(rows.values()) for name, rows in step.decisions.items()} == {
-        GOODPUT: 2,
+        AUTO: 2,
         LATENCY_FIRST: 2,
     }
 
 
 def test_a_bad_parameter_leaves_the_old_policy() -> None:
-    planner = Planner(PROPOSERS, MAX_K, {GOODPUT: {"min_gain": 0.5}})
+    planner = Planner(PROPOSERS, MAX_K, {AUTO: {"min_gain": 0.5}})
     with pytest.raises(PolicyError, match="min_gain"):
-        planner.set_policy(GOODPUT, {"min_gain": -1})
-    assert planner.states()[GOODPUT]["guard"]["suspensions"] == 0
+        planner.set_policy(AUTO, {"min_gain": -1})
+    assert planner.states()[AUTO]["guard"]["suspensions"] == 0
 
 
 def test_a_step_with_prefill_says_nothing_of_the_step_time() -> None:
@@ -110,7 +110,7 @@ def test_a_step_with_prefill_says_nothing_of_the_step_time() -> None:
 def test_a_fault_in_a_policy_costs_drafts_and_no_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    traffic = Traffic(GOODPUT)
+    traffic = Traffic(AUTO)
     traffic.steps(100)
     rows = [*traffic.view().rows, RowView("pinned", SpecMethod("medusa", 3), 2)]
     traffic.measurements.admit("pinned", RequestClass.GREEDY)
@@ -124,7 +124,7 @@ def test_a_fault_in_a_policy_costs_drafts_and_no_request(
 
 
 def test_a_fault_while_learning_is_contained_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    traffic = Traffic(GOODPUT)
+    traffic = Traffic(AUTO)
     monkeypatch.setattr(GoodputPolicy, "observe", lambda *_: 1 / 0)
     traffic.steps(20)
     assert traffic.planner.snapshot()["error"] is not None

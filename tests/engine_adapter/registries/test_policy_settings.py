@@ -32,7 +32,7 @@ def test_every_policy_is_shown_with_its_defaults_and_without_a_state() -> None:
     assert tuple(info.name for info in infos) == POLICY_NAMES
     by_name = {info.name: info for info in infos}
     assert by_name["load"].parameters["light"]["proposer"] == "ngram"
-    assert by_name["goodput"].parameters["guard_limit"] == 0.02
+    assert by_name["auto"].parameters["guard_limit"] == 0.02
     assert {len(info.state) for info in infos} == {0}
 
 
@@ -42,33 +42,33 @@ def test_the_state_is_what_the_engine_last_reported() -> None:
     settings.record_step(report(None))
     states = {info.name: info.state for info in settings.infos((NGRAM,))}
     assert states["load"] == {"level": "heavy"}
-    assert states["goodput"] == {}
+    assert states["auto"] == {}
 
 
 def test_parameters_that_cannot_work_are_refused_and_the_old_ones_stay() -> None:
-    settings = PolicySettings({"goodput": {"min_gain": 0.2}}, None)
+    settings = PolicySettings({"auto": {"min_gain": 0.2}}, None)
     for name, given in (
-        ("goodput", {"min_gain": float("nan")}),
-        ("goodput", {"min_gain": True}),
+        ("auto", {"min_gain": float("nan")}),
+        ("auto", {"min_gain": True}),
         ("load", {"light": {"proposer": "gone", "max_running": 4}}),
         ("best", {}),
     ):
         with pytest.raises(PolicyError):
             settings.check(name, given, (NGRAM,))
-    assert settings.raw_parameters == {"goodput": {"min_gain": 0.2}}
+    assert settings.raw_parameters == {"auto": {"min_gain": 0.2}}
 
 
 def test_a_new_process_starts_with_the_parameters_that_were_set() -> None:
-    settings = PolicySettings({"goodput": {"min_gain": 0.2}}, None)
+    settings = PolicySettings({"auto": {"min_gain": 0.2}}, None)
     info = settings.set("load", LIGHT_SUFFIX, (NGRAM, SUFFIX))
     assert info.parameters["light"] == {
         "proposer": "suffix",
         "num_speculative_tokens": SUFFIX.num_speculative_tokens,
         "max_running": 4,
     }
-    settings.set("goodput", {"min_gain": 0.3}, (NGRAM, SUFFIX))
+    settings.set("auto", {"min_gain": 0.3}, (NGRAM, SUFFIX))
     assert settings.usable((NGRAM, SUFFIX)) == {
-        "goodput": {"min_gain": 0.3},
+        "auto": {"min_gain": 0.3},
         "load": LIGHT_SUFFIX,
     }
 
@@ -76,9 +76,9 @@ def test_a_new_process_starts_with_the_parameters_that_were_set() -> None:
 def test_a_policy_whose_proposer_was_unloaded_starts_with_its_defaults(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    settings = PolicySettings({"load": LIGHT_SUFFIX, "goodput": {"min_gain": 0.2}}, None)
+    settings = PolicySettings({"load": LIGHT_SUFFIX, "auto": {"min_gain": 0.2}}, None)
     with caplog.at_level(logging.WARNING):
-        assert settings.usable((NGRAM,)) == {"goodput": {"min_gain": 0.2}}
+        assert settings.usable((NGRAM,)) == {"auto": {"min_gain": 0.2}}
     assert "load starts with its defaults: light.proposer" in caplog.text
     assert started(settings, NGRAM, primary=None).states()["load"]["proposer"] == "none"
     shown = {info.name: info.parameters for info in settings.infos((NGRAM,))}

@@ -90,7 +90,7 @@ FOR_CONSTRAINTS: list[dict[str, Any]] = [
 CONSTRAINED = ("draft-sampled", "draft-block", "eagle-sampled", "mlp-sampled", "forced-first")
 
 POLICIES: dict[str, dict[str, Any]] = {
-    "goodput": {"min_gain": 0.0, "guard_limit": 1.0, "probe_share": 0.2},
+    "auto": {"min_gain": 0.0, "guard_limit": 1.0, "probe_share": 0.2},
     "load": {
         "light": {"proposer": "draft-sampled", "max_running": 24},
         "heavy": {"proposer": "cascade", "max_running": 48},

@@ -64,7 +64,7 @@ LENGTHS = (24, 48, 96)
 EAGER: dict[str, Any] = {"min_gain": 0.0, "guard_limit": 1.0, "probe_share": 0.2}
 RANKED: dict[str, Any] = {"min_acceptance": 0.0, "probe_share": 0.2}
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "goodput": EAGER,
+    "auto": EAGER,
     "per_request": EAGER,
     "quality_first": RANKED,
     "latency_first": RANKED,

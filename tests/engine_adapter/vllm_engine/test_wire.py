@@ -40,7 +40,7 @@ def test_proposers_and_pipe_reach_the_engine(fields: list[Any], pipe: str | None
 
 
 def test_policies_and_the_primary_reach_the_engine() -> None:
-    parameters = {"goodput": {"min_gain": 0.1}, "load": {"disable_by_batch_size": 4}}
+    parameters = {"auto": {"min_gain": 0.1}, "load": {"disable_by_batch_size": 4}}
     config = SpecgateConfig(parse_specs([LOOKUP]), None, parameters, "lookup")
     assert through_vllm(config) == config
 
@@ -82,7 +82,7 @@ def test_draft_kv_is_needed_by_proposers_that_write_some(fields: list[Any], need
         SpecDecodeParams(),
         SpecDecodeParams(SpecMethod("small", 4), pinned=True, switch_epoch=7),
         SpecDecodeParams(PLAIN, pinned=True, switch_epoch=1),
-        SpecDecodeParams(SpecMethod("goodput", 8), pinned=True, prediction=(1, 2)),
+        SpecDecodeParams(SpecMethod("auto", 8), pinned=True, prediction=(1, 2)),
         SpecDecodeParams(SpecMethod("ngram", 2), streams_stats=True),
     ],
 )

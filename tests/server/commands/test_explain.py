@@ -12,7 +12,7 @@ from server.cli import main
 from server.commands.explain import explain
 
 ANSWER: dict[str, Any] = {
-    "spec_method": "goodput",
+    "spec_method": "auto",
     "num_speculative_tokens": 8,
     "selected_by": "rule",
     "rule": "quotes",
@@ -23,7 +23,7 @@ ANSWER: dict[str, Any] = {
         {"rule": "quotes", "matches": True, "why": "every condition holds"},
     ],
     "policy": {
-        "name": "goodput",
+        "name": "auto",
         "parameters": {},
         "state": {"drafting": ["ngram"]},
         "suspended": True,
@@ -53,10 +53,10 @@ def test_it_prints_the_method_the_reason_and_every_rule(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert out.splitlines() == [
-        "method     goodput (k 8)",
+        "method     auto (k 8)",
         "why        the rule 'quotes' is the first [31m",
         "request    model m, prompt_tokens 7",
-        "policy     goodput: ngram 75%, none 25% in the last minute",
+        "policy     auto: ngram 75%, none 25% in the last minute",
         "guard      holds it at plain decoding, because speculation lost time",
         'state      drafting ["ngram"]',
         "rules      a       does not match: structured is False, not True",
@@ -129,4 +129,4 @@ def test_a_running_server_explains(url: str, capsys: pytest.CaptureFixture[str])
     words = ["explain", '{"prompt": "a", "speculative_model": "auto"}', "--json", "--url", url]
     assert main(words) == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (answer["spec_method"], answer["selected_by"]) == ("goodput", "request")
+    assert (answer["spec_method"], answer["selected_by"]) == ("auto", "request")

@@ -109,7 +109,7 @@ def test_an_active_policy_is_shown_with_its_choices_and_its_guard(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     policy = {
-        "name": "goodput",
+        "name": "auto",
         "parameters": {},
         "state": {"drafting": ["ngram"]},
         "suspended": True,
@@ -117,12 +117,12 @@ def test_an_active_policy_is_shown_with_its_choices_and_its_guard(
     }
     assert status([], answering(lambda: METHOD | {"policy": policy})) == 0
     lines = [" ".join(row) for row in rows(capsys.readouterr().out)]
-    assert "policy goodput: ngram 75%, none 25% in the last minute" in lines
+    assert "policy auto: ngram 75%, none 25% in the last minute" in lines
     assert "guard holds it at plain decoding, because speculation lost time" in lines
     quiet = policy | {"suspended": False, "decisions": {}, "state": {}}
     assert status([], answering(lambda: METHOD | {"policy": quiet})) == 0
     out = capsys.readouterr().out
-    assert "goodput: planned nothing in the last minute" in out
+    assert "auto: planned nothing in the last minute" in out
     assert "guard" not in out
 
 

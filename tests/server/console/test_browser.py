@@ -104,21 +104,21 @@ def test_a_policy_is_changed_as_a_whole_or_not_at_all(page: Page, serve: StartSe
         form.get_by_label("Reason").fill("measured")
         form.get_by_role("button", name="Change the parameters").click()
 
-    form.get_by_label("Policy").select_option("goodput")
+    form.get_by_label("Policy").select_option("auto")
     expect(text).to_have_value(re.compile("min_gain"))
     change('{"min_gain": ')
     expect(result).to_contain_text("The parameters are not JSON")
     change('{"min_gain": 0.05, "nonsense": 1}')
-    expect(result).to_contain_text("policies.goodput.nonsense")
+    expect(result).to_contain_text("policies.auto.nonsense")
     assert ask(server, "/v1/spec_policy")["policies"] == before
     page.wait_for_timeout(7000)  # the page reads policies every six seconds: an edit stays
     expect(text).to_have_value(re.compile("nonsense"))
     change('{"min_gain": 0.05}')
-    expect(result).to_have_text("The parameters of goodput are in force.")
+    expect(result).to_have_text("The parameters of auto are in force.")
     expect(text).to_have_value(re.compile(r'"hysteresis"'))
     policies = {p["name"]: p["parameters"] for p in ask(server, "/v1/spec_policy")["policies"]}
-    assert policies["goodput"]["min_gain"] == 0.05
-    expect(page.locator("#audit")).to_contain_text("parameters of goodput")
+    assert policies["auto"]["min_gain"] == 0.05
+    expect(page.locator("#audit")).to_contain_text("parameters of auto")
 
 
 def test_rules_are_changed_and_explained(page: Page, serve: StartServer) -> None:

@@ -12,7 +12,7 @@ def test_a_switch_under_load(page: Page, serve: StartServer) -> None:
         load.wait_for(5)
         form = page.locator("#switch")
         for method, mode in (("ngram", "immediate"), ("suffix", "new_requests"), ("auto", "drain")):
-            name = "goodput" if method == "auto" else method
+            name = "auto" if method == "auto" else method
             form.get_by_label("Method").select_option(name)
             form.get_by_label("Mode").select_option(mode)
             form.get_by_label("Reason").fill(f"try {mode}")

@@ -19,7 +19,7 @@ ROUNDS = 30
 """Questions of every replica to one other after which all know a state. Ten to fifteen are usual:
 log2(50) until half know it, and a third of the questions are lost."""
 
-METHODS = ("ngram", "suffix", "draft", "none", "goodput")
+METHODS = ("ngram", "suffix", "draft", "none", "auto")
 
 StartNetwork = Callable[[int], Network]
 
@@ -64,7 +64,7 @@ async def random_switch(network: Network) -> None:
     rng = network.rng
     fleet_switch = FleetSwitch(
         rng.choice(METHODS),
-        policies=rng.choice([None, {"goodput": {"min_gain": round(rng.random(), 2)}}]),
+        policies=rng.choice([None, {"auto": {"min_gain": round(rng.random(), 2)}}]),
         way=Way(rng.choice(["immediate", "new_requests", "drain"]), 5),
     )
     await switch_fleet(network.fleet, fleet_switch)
@@ -139,7 +139,7 @@ async def test_of_two_coordinators_at_a_time_one_wins_everywhere(
     network = start_network(9)
     fleet_switches = (
         FleetSwitch("ngram"),
-        FleetSwitch("suffix", policies={"goodput": {"min_gain": 0.5}}),
+        FleetSwitch("suffix", policies={"auto": {"min_gain": 0.5}}),
     )
     for generation in range(1, 6):
         reports = await asyncio.gather(

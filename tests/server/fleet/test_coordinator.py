@@ -98,10 +98,10 @@ async def test_all_get_a_state_above_the_largest_that_one_knows() -> None:
 
 async def test_the_policies_of_earlier_switches_stay() -> None:
     replica = Replica(2)
-    replica.desired = DesiredState(2, "draft", 4, {"goodput": {"min_gain": 0.5}} | LOAD, 7)
+    replica.desired = DesiredState(2, "draft", 4, {"auto": {"min_gain": 0.5}} | LOAD, 7)
     fleet_switch = FleetSwitch("ngram", policies={"load": {}})
     desired = (await switch(replica, Replica(1), fleet_switch=fleet_switch)).desired
-    assert desired == DesiredState(3, "ngram", 5, {"goodput": {"min_gain": 0.5}, "load": {}}, 7)
+    assert desired == DesiredState(3, "ngram", 5, {"auto": {"min_gain": 0.5}, "load": {}}, 7)
 
 
 async def test_a_replica_that_does_not_answer_keeps_no_other_back() -> None:

@@ -30,8 +30,8 @@ def test_two_states_have_one_rank_only_if_they_are_equal() -> None:
 
 
 def test_the_order_of_policies_is_no_part_of_the_rank() -> None:
-    goodput = {"goodput": {"min_gain": 0.5}}
-    one, other = DesiredState(1, "a", 1, LOAD | goodput), DesiredState(1, "a", 1, goodput | LOAD)
+    auto = {"auto": {"min_gain": 0.5}}
+    one, other = DesiredState(1, "a", 1, LOAD | auto), DesiredState(1, "a", 1, auto | LOAD)
     assert one.rank == other.rank
 
 
@@ -49,12 +49,12 @@ def test_the_next_state_is_above_and_keeps_the_other_policies() -> None:
     to = SpecMethodBody("suffix", 8)
     first = next_state(None, to, LOAD, revision=4)
     assert first == DesiredState(1, "suffix", 8, LOAD, 4)
-    second = next_state(first, SpecMethodBody("none", 0), {"goodput": {}}, revision=3)
-    assert second == DesiredState(2, "none", 0, LOAD | {"goodput": {}}, 4)
+    second = next_state(first, SpecMethodBody("none", 0), {"auto": {}}, revision=3)
+    assert second == DesiredState(2, "none", 0, LOAD | {"auto": {}}, 4)
     replaced = next_state(second, to, {"load": {}})
-    assert replaced.policies == {"load": {}, "goodput": {}}
+    assert replaced.policies == {"load": {}, "auto": {}}
     renamed = next_state(replaced, to, {"auto": {"min_gain": 0.5}})
-    assert renamed.policies == {"load": {}, "goodput": {"min_gain": 0.5}}
+    assert renamed.policies == {"load": {}, "auto": {"min_gain": 0.5}}
 
 
 NGRAM = {"spec_method": "ngram", "num_speculative_tokens": 3}

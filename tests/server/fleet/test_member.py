@@ -264,13 +264,13 @@ async def test_a_swap_that_has_begun_ends_before_the_next_one(
 async def test_policies_are_set_with_the_method_and_only_those_that_differ(
     gateway: Gateway,
 ) -> None:
-    admin, both = gateway.runtime.policy_admin, LOAD | {"goodput": {"min_gain": 0.5}}
+    admin, both = gateway.runtime.policy_admin, LOAD | {"auto": {"min_gain": 0.5}}
     before = admin.parameters(["load"])
     await member(gateway).set(replace(NGRAM, policies=LOAD))
     assert admin.parameters(["load"]) != before
     await member(gateway).set(replace(SUFFIX, policies=both))
     changes = gateway.runtime.audit.policy_changes
-    assert [change.policies for change in changes] == [{"goodput": {"min_gain": 0.5}}, LOAD]
+    assert [change.policies for change in changes] == [{"auto": {"min_gain": 0.5}}, LOAD]
     # What this server alone has set lasts until the next state.
     await admin.change({"load": {}}, None)
     await member(gateway).set(replace(NGRAM, generation=5, policies=both))

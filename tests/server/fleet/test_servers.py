@@ -16,7 +16,7 @@ from tests.server.conftest import StartServer
 from tests.server.gateway import eventually
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
 
-METHODS = ("ngram", "suffix", "draft", "none", "goodput", "medusa")
+METHODS = ("ngram", "suffix", "draft", "none", "auto", "medusa")
 MODES = ("immediate", "new_requests", "drain")
 PROMPTS = tuple(f"def f{i}(x):" for i in range(8))
 NGRAM_ONLY = {"proposer": [{"name": "ngram", "num_speculative_tokens": 5}]}

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 ARGS = {"max_model_len": 512, "kv_cache_memory_bytes": "128MiB", "max_num_seqs": 8}
-METHODS = ("ngram", "draft", "none", "eagle", "goodput", "medusa", "eagle3", "suffix")
+METHODS = ("ngram", "draft", "none", "eagle", "auto", "medusa", "eagle3", "suffix")
 PROMPTS = (
     "def fibonacci(n):",
     "class Stack:\n    def push(self, item):",

@@ -41,7 +41,7 @@ ARGS = {
 }
 """A request with the prompt `endless` ends only when its client leaves."""
 
-METHODS = ("ngram", "suffix", "none", "goodput")
+METHODS = ("ngram", "suffix", "none", "auto")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -162,7 +162,7 @@ async def _kill(four: Fleet, name: str) -> None:
 async def test_user_config_switches_the_replicas_in_place(four: Fleet) -> None:
     before = set(await four.each("process"))
     await four.switched("none")
-    config = {"revision": 1, "spec_method": "ngram", "spec_policy": {"goodput": {"min_gain": 0.5}}}
+    config = {"revision": 1, "spec_method": "ngram", "spec_policy": {"auto": {"min_gain": 0.5}}}
     await asyncio.to_thread(four.deploy, 4, user_config=config)
     await four.until(lambda: _all_have(four, "ngram"))
     assert set(await four.each("process")) == before

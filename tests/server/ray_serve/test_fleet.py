@@ -25,7 +25,7 @@ async def test_a_switch_that_any_replica_runs_reaches_all(house: House, mode: st
 async def test_two_switches_at_a_time_leave_one_state(house: House) -> None:
     fleet_switches = (
         FleetSwitch("ngram"),
-        FleetSwitch("none", policies={"goodput": {"min_gain": 0.5}}),
+        FleetSwitch("none", policies={"auto": {"min_gain": 0.5}}),
     )
     fleets = house.fleets["a"], house.fleets["b"]
     await asyncio.gather(*(switch_fleet(f, o) for f, o in zip(fleets, fleet_switches, strict=True)))

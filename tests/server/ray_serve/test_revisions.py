@@ -22,7 +22,7 @@ async def declare(house: House, wanted: UserConfig, *names: str) -> None:
 
 
 async def test_a_revision_is_applied_once(house: House) -> None:
-    policy = {"goodput": {"min_gain": 0.5}}
+    policy = {"auto": {"min_gain": 0.5}}
     await declare(house, config(1, "ngram", spec_policy=policy, mode="drain"))
     ((method, generation),) = set(house.states().values())
     assert (method, generation) == ("ngram", 1)

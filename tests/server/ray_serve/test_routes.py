@@ -130,11 +130,11 @@ async def test_a_fleet_that_does_not_answer_is_unavailable(
 async def test_policies_are_the_fleets_and_rules_are_not(
     house: House, client: httpx.AsyncClient
 ) -> None:
-    policies = {"goodput": {"min_gain": 0.5}}
+    policies = {"auto": {"min_gain": 0.5}}
     answer = await client.put("/v1/spec_policy", json={"policies": policies})
     assert answer.status_code == 200
     assert house.states() == dict.fromkeys(NAMES, ("draft", 1))
-    bad = await client.put("/v1/spec_policy", json={"policies": {"goodput": {"min": 1}}})
+    bad = await client.put("/v1/spec_policy", json={"policies": {"auto": {"min": 1}}})
     assert bad.status_code == 400
     assert "min" in bad.json()["error"]["message"]
     rules = await client.put("/v1/spec_policy", json={"rules": []})
@@ -148,7 +148,7 @@ async def test_policies_leave_a_method_that_this_replica_has_missed(
     await switch_fleet(house.fleets["b"], FleetSwitch("ngram"))
     house.hidden.clear()
     assert house.states()["a"] == ("draft", 0)
-    await client.put("/v1/spec_policy", json={"policies": {"goodput": {"min_gain": 0.5}}})
+    await client.put("/v1/spec_policy", json={"policies": {"auto": {"min_gain": 0.5}}})
     assert house.states() == dict.fromkeys(NAMES, ("ngram", 2))
 
 

@@ -17,10 +17,10 @@ CHOICES: list[tuple[dict[str, Any], str, int]] = [
     ({"spec_decode": {}}, "draft", 4),
     ({"spec_decode": {"proposer": "ngram"}}, "ngram", 5),
     ({"spec_decode": {"proposer": "[ngram]", "num_speculative_tokens": 2}}, "ngram", 2),
-    ({"spec_decode": {"proposer": "auto"}}, "goodput", 8),
+    ({"spec_decode": {"proposer": "auto"}}, "auto", 8),
     ({"spec_decode": {"proposer": "load", "num_speculative_tokens": 3}}, "load", 3),
-    ({"speculative_model": "auto"}, "goodput", 8),
-    ({"speculative_model": "auto", "spec_decode": {"proposer": "goodput"}}, "goodput", 8),
+    ({"speculative_model": "auto"}, "auto", 8),
+    ({"speculative_model": "auto", "spec_decode": {"proposer": "auto"}}, "auto", 8),
     ({"spec_decode": {"proposer": "auto", "num_speculative_tokens": 0}}, "none", 0),
     ({"spec_decode": {"proposer": "none"}}, "none", 0),
     ({"spec_decode": {"proposer": None}}, "none", 0),
@@ -203,12 +203,12 @@ async def test_a_policy_is_switched_to_in_every_mode(gateway: Gateway, mode: str
     body = {"speculative_model": "auto", "num_speculative_tokens": 3, "mode": mode}
     response = await gateway.post("/v1/switch_spec_method", body)
     assert response.status_code == 200, response.text
-    active = {"spec_method": "goodput", "num_speculative_tokens": 3}
+    active = {"spec_method": "auto", "num_speculative_tokens": 3}
     assert response.json()["active"] == active
-    assert gateway.sample("specgate_spec_method_info", spec_method="goodput") == 1
+    assert gateway.sample("specgate_spec_method_info", spec_method="auto") == 1
     answer = await gateway.complete(max_tokens=60, ignore_eos=True)
     figures = answer.json()["metrics"]["speculative_decoding"]
-    assert (figures["proposer"], figures["num_spec_tokens"]) == ("goodput", 3)
+    assert (figures["proposer"], figures["num_spec_tokens"]) == ("auto", 3)
     assert figures["num_draft_tokens"] > 0
     assert len(figures["acceptance_histogram"]) == 4, "no draft is longer than the cap"
 

@@ -42,17 +42,17 @@ async def test_the_policies_are_shown_with_parameters_and_what_they_chose(
     gateway = await start(spec_method="auto")
     await gateway.complete(max_tokens=200, ignore_eos=True)
     answer = await shown(gateway)
-    assert answer["active"] == "goodput"
+    assert answer["active"] == "auto"
     assert [policy["name"] for policy in answer["policies"]] == list(POLICY_NAMES)
-    goodput = answer["policies"][0]
-    assert goodput["parameters"]
-    assert sum(goodput["decisions"].values()) > 20
-    assert goodput["suspended"] is False
+    auto = answer["policies"][0]
+    assert auto["parameters"]
+    assert sum(auto["decisions"].values()) > 20
+    assert auto["suspended"] is False
     assert answer["evidence"]["steps"] > 20
     assert set(answer["evidence"]["proposers"]) >= {"ngram", "draft"}
     assert '"state"' not in json.dumps(answer["evidence"])
     status = (await gateway.client.get("/v1/spec_method")).json()["policy"]
-    assert (status["name"], status["decisions"]) == ("goodput", goodput["decisions"])
+    assert (status["name"], status["decisions"]) == ("auto", auto["decisions"])
 
 
 async def test_a_proposer_is_not_an_active_policy(gateway: Gateway) -> None:
@@ -66,11 +66,11 @@ async def test_a_change_replaces_only_what_it_names(gateway: Gateway) -> None:
     answer = await put(gateway, rules=[rule("b", "none", structured=True)])
     policies = {policy["name"]: policy["parameters"] for policy in answer["policies"]}
     assert policies["load"]["light"]["max_running"] == 4
-    assert policies["goodput"]["min_gain"] == 0.5
+    assert policies["auto"]["min_gain"] == 0.5
     assert [one["name"] for one in answer["rules"]] == ["b"]
     newest, middle, oldest = answer["changes"]
     assert (newest["policies"], newest["outcome"]) == (None, "changed")
-    assert (middle["policies"], middle["reason"]) == ({"goodput": {"min_gain": 0.5}}, "a test")
+    assert (middle["policies"], middle["reason"]) == ({"auto": {"min_gain": 0.5}}, "a test")
     assert (middle["rules"], oldest["who"]) == (None, "loopback")
     assert (await put(gateway, rules=[]))["rules"] == []
 
@@ -93,8 +93,8 @@ INVALID: list[tuple[dict[str, Any], str, str | None]] = [
         "policies.load.light.proposer",
         None,
     ),
-    ({"policies": {"goodput": {"min_gain": 1e9}}}, "policies.goodput.min_gain", None),
-    ({"policies": {"load": LIGHT, "goodput": {"gain": 1}}}, "policies.goodput.gain", None),
+    ({"policies": {"auto": {"min_gain": 1e9}}}, "policies.auto.min_gain", None),
+    ({"policies": {"load": LIGHT, "auto": {"gain": 1}}}, "policies.auto.gain", None),
     ({"policies": {"load": LIGHT}, "rules": [{"name": "a"}]}, "rules.0.use",
      "missing_required_parameter"),
     ({"rules": {}}, "rules", None),
@@ -142,11 +142,11 @@ async def test_if_the_engine_fails_everything_stays(
         return await real(name, parameters)
 
     monkeypatch.setattr(gateway.engine, "set_policy", dies_at_the_second)
-    body = {"policies": {"load": {}, "goodput": {"min_gain": 0.5}}, "rules": []}
+    body = {"policies": {"load": {}, "auto": {"min_gain": 0.5}}, "rules": []}
     response = await gateway.client.put(POLICY, json=body)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
     after = await shown(gateway)
-    assert calls == ["load", "goodput", "load"], "the first is taken back"
+    assert calls == ["load", "auto", "load"], "the first is taken back"
     assert after["rules"] == before["rules"]
     assert [p["parameters"] for p in after["policies"]] == [
         p["parameters"] for p in before["policies"]
@@ -174,8 +174,8 @@ async def test_rules_route_requests_that_name_no_proposer(gateway: Gateway) -> N
         assert response.headers[HEADER] == name
     for fields, name in (
         ({"temperature": 0}, "none"),
-        ({"prompt": list(range(10, 40))}, "goodput"),
-        ({"prompt": list(range(10, 40)), "num_speculative_tokens": 2}, "goodput"),
+        ({"prompt": list(range(10, 40))}, "auto"),
+        ({"prompt": list(range(10, 40)), "num_speculative_tokens": 2}, "auto"),
         ({"temperature": 0, "speculative_model": "ngram"}, "ngram"),
         ({}, "draft"),
     ):
@@ -185,7 +185,7 @@ async def test_rules_route_requests_that_name_no_proposer(gateway: Gateway) -> N
         assert gateway.sample("specgate_routing_rule_matches_total", rule=name) == count
     requests = "specgate_requests_total"
     assert gateway.sample(requests, proposer="suffix", selected_by="rule") == 1
-    assert gateway.sample(requests, proposer="goodput", selected_by="request") == 1
+    assert gateway.sample(requests, proposer="auto", selected_by="request") == 1
 
 
 async def test_a_switch_does_not_move_a_routed_request(start: StartGateway) -> None:
@@ -263,7 +263,7 @@ async def test_an_unloaded_proposer_of_a_rule_and_a_policy_is_not_an_error(
 async def test_a_policy_without_proposers_decodes_plainly(start: StartGateway) -> None:
     gateway = await start(proposer=[], spec_method="auto", primary=None, backup=None)
     response = await gateway.complete(max_tokens=20, ignore_eos=True)
-    assert (response.status_code, response.headers[HEADER]) == (200, "goodput")
+    assert (response.status_code, response.headers[HEADER]) == (200, "auto")
 
 
 async def explain(gateway: Gateway, **body: Any) -> dict[str, Any]:
@@ -293,11 +293,11 @@ async def test_a_choice_is_explained_without_generating(gateway: Gateway) -> Non
     assert "below 20" in active["rules"][0]["why"]
     routed = await explain(gateway, completion=body, headers={"X": "y"})
     assert (routed["spec_method"], routed["selected_by"], routed["rule"]) == (
-        "goodput",
+        "auto",
         "rule",
         "app",
     )
-    assert routed["policy"]["name"] == "goodput"
+    assert routed["policy"]["name"] == "auto"
     own = await explain(gateway, completion={**body, "speculative_model": "none"})
     assert (own["spec_method"], own["selected_by"], own["policy"]) == ("none", "request", None)
     capped = await explain(

@@ -77,7 +77,7 @@ def test_vllms_speculative_config_is_a_proposer() -> None:
         ("eagle3", "eagle3", EAGLE3, 3)
     ]
     (settings,) = (load_settings(["org/m", *ngram], {}),)
-    assert settings.initial_proposer == "goodput"
+    assert settings.initial_proposer == "auto"
     assert load_settings(["org/m", *ngram, "--spec-method", "ngram"], {}).spec_method == "ngram"
 
 

@@ -39,7 +39,7 @@ def test_without_a_model_it_is_the_demo_with_a_proposer_of_every_kind() -> None:
     ]
     assert settings.proposer[0].options == {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
     assert (settings.primary, settings.backup, settings.spec_method) == ("draft", "ngram", "auto")
-    assert settings.initial_proposer == "goodput"
+    assert settings.initial_proposer == "auto"
     assert settings.engine_config().arguments == {
         "dtype": "float32",
         "max_model_len": 2048,
@@ -93,7 +93,7 @@ def test_the_primary_proposer_is_the_method_at_start() -> None:
 
 def test_without_a_primary_proposer_a_policy_chooses_among_the_proposers() -> None:
     settings = Settings(model="org/m", proposer=[NGRAM])
-    assert (settings.spec_method, settings.initial_proposer) == ("auto", "goodput")
+    assert (settings.spec_method, settings.initial_proposer) == ("auto", "auto")
 
 
 def test_the_demo_with_a_primary_proposer_begins_with_it() -> None:
@@ -209,10 +209,10 @@ def test_an_engine_argument_cannot_repeat_a_setting(name: str) -> None:
         ({"backup": "nobody"}, "there is no proposer 'nobody'"),
         ({"spec_method": "nobody"}, "there is no proposer 'nobody'"),
         ({"spec_method": "AUTO"}, "there is no proposer 'AUTO'"),
-        ({"proposer": [{"name": "goodput", "method": "ngram"}]}, "'goodput' is reserved"),
-        ({"spec_policy": {"fast": {}}}, "fast: is not a policy; the policies are auto, goodput"),
+        ({"proposer": [{"name": "auto", "method": "ngram"}]}, "'auto' is reserved"),
+        ({"spec_policy": {"fast": {}}}, "fast: is not a policy; the policies are auto, load"),
         ({"spec_policy": {"load": {"light": {"max_running": 0.5}}}}, "load.light.max_running: "),
-        ({"spec_policy": {"auto": {}, "goodput": {}}}, "goodput: is goodput, which is given too"),
+        ({"spec_policy": {"auto": {}, "goodput": {}}}, "goodput: is auto, which is given too"),
         ({"spec_policy": {"auto": 5}}, "auto: must be an object of parameters"),
         ({"spec_policy": "[1]"}, "must be a JSON object"),
         ({"routing_rules": "{"}, "not valid JSON"),

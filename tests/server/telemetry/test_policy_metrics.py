@@ -24,23 +24,23 @@ def metrics(registry: CollectorRegistry) -> Metrics:
 
 def test_decisions_and_the_guard_are_shown(registry: CollectorRegistry, metrics: Metrics) -> None:
     metrics.policies.on_step(
-        PolicyStep({"goodput": {"ngram": 3, "none": 1}}, 0.1, 0.12, {"goodput": True})
+        PolicyStep({"auto": {"ngram": 3, "none": 1}}, 0.1, 0.12, {"auto": True})
     )
-    metrics.policies.on_step(PolicyStep({"goodput": {"ngram": 2}}, None, None, {"goodput": False}))
+    metrics.policies.on_step(PolicyStep({"auto": {"ngram": 2}}, None, None, {"auto": False}))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, labels)
 
     decisions = "specgate_policy_decisions_total"
-    assert value(decisions, policy="goodput", proposer="ngram") == 5
-    assert value(decisions, policy="goodput", proposer="none") == 1
-    assert value("specgate_policy_suspended", policy="goodput") == 0
+    assert value(decisions, policy="auto", proposer="ngram") == 5
+    assert value(decisions, policy="auto", proposer="none") == 1
+    assert value("specgate_policy_suspended", policy="auto") == 0
     assert value("specgate_policy_suspended", policy="load") == 0
     assert value("specgate_policy_step_seconds_total", value="predicted") == 0.1
     assert value("specgate_policy_step_seconds_total", value="measured") == 0.12
     assert value("specgate_policy_step_error_seconds_sum") == pytest.approx(0.02)
     assert value("specgate_policy_step_error_seconds_count") == 1
-    activity = metrics.policies.activity("goodput")
+    activity = metrics.policies.activity("auto")
     assert (activity.decisions, activity.suspended) == ({"ngram": 5, "none": 1}, False)
     assert metrics.policies.activity("load").decisions == {}
 
@@ -59,17 +59,17 @@ class Policies:
 def test_the_expected_gain_is_read_at_each_scrape(
     registry: CollectorRegistry, metrics: Metrics
 ) -> None:
-    engine = Policies(goodput={"expected_gain": 1.5}, load={"light": True})
+    engine = Policies(auto={"expected_gain": 1.5}, load={"light": True})
     metrics.policies.watch(engine)
 
     def gain(policy: str) -> float | None:
         return registry.get_sample_value("specgate_policy_expected_gain", {"policy": policy})
 
-    assert (gain("goodput"), gain("load")) == (1.5, None)
-    engine.states["goodput"] = {"engines": {"0": {"expected_gain": 2.0}, "1": {"expected_gain": 3}}}
-    assert gain("goodput") == 2.5
+    assert (gain("auto"), gain("load")) == (1.5, None)
+    engine.states["auto"] = {"engines": {"0": {"expected_gain": 2.0}, "1": {"expected_gain": 3}}}
+    assert gain("auto") == 2.5
     engine.states = {}
-    assert math.isnan(gain("goodput") or 0)
+    assert math.isnan(gain("auto") or 0)
 
 
 @pytest.mark.parametrize(

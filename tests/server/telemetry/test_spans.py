@@ -30,7 +30,7 @@ def test_the_names_are_those_of_the_conventions() -> None:
         sampling=SamplingOptions(
             top_k=3, max_tokens=9, seed=1, frequency_penalty=1, presence_penalty=1
         ),
-        selected=Selected("goodput", 4, "rule", "r"),
+        selected=Selected("auto", 4, "rule", "r"),
     )
     names = generation_attributes(everything)
     assert len([name for name in names if name.startswith("gen_ai.")]) == 18

@@ -22,7 +22,7 @@ from tests.engine_adapter.vllm_engine.support.row_steps import (
     planner,
 )
 from tests.engine_adapter.vllm_engine.support.scripted_rows import (
-    GOODPUT,
+    AUTO,
 )
 
 FELL_BACK = DraftReport(fallbacks=["r"])
@@ -123,23 +123,23 @@ def test_a_policy_without_any_proposer_decodes_plainly(name: str) -> None:
 def test_the_fallback_takes_the_place_of_a_proposer_that_was_unloaded() -> None:
     """A policy may keep a choice for some steps; the counts name the one that drafts."""
     rows = RowSteps()
-    rows.admit("r", GOODPUT)
-    rows.admit("s", GOODPUT)
+    rows.admit("r", AUTO)
+    rows.admit("s", AUTO)
     used = rows.table.planner
     chosen = StepPlan({"r": NGRAM, "s": NGRAM}, {"r": DRAFT})
-    used._active["goodput"].policy.plan = lambda view: chosen  # type: ignore[method-assign]
+    used._active["auto"].policy.plan = lambda view: chosen  # type: ignore[method-assign]
     used.measurements.remove_proposer("ngram")
     plan = rows.step(r=(0, 0), s=(0, 0))
     assert (plan.drafts, plan.fallbacks) == ({"r": DRAFT}, {})
     step = rows.sent().policy
     assert step is not None
-    assert step.decisions == {"goodput": {"small": 1, NONE: 1}}
+    assert step.decisions == {"auto": {"small": 1, NONE: 1}}
     rows.step(r=(4, 1), s=(0, 0))
     assert rows.end("r").by_proposer == {"small": ProposerCounts(1, 4, 1, (1,), 2)}
 
 
 def test_a_proposer_that_is_loaded_later_is_tried() -> None:
-    rows = under_policy("goodput")
+    rows = under_policy("auto")
     list(run(rows, "rs", 10))
     rows.table.planner.measurements.add_proposer(ProposerTraits("new", 3, lookup=True))
     plans = list(run(rows, "rs", 100))

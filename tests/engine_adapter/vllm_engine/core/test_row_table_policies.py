@@ -15,8 +15,8 @@ from tests.engine_adapter.vllm_engine.support.row_steps import (
     request,
 )
 from tests.engine_adapter.vllm_engine.support.scripted_rows import (
+    AUTO,
     BOTH,
-    GOODPUT,
     ScriptedPlanner,
     scripted,
 )
@@ -53,7 +53,7 @@ def test_a_row_that_was_only_read_is_not_a_miss() -> None:
 
 def test_a_row_outside_the_step_is_not_a_miss_yet() -> None:
     rows, used = scripted(StepPlan({"r": NGRAM}))
-    rows.admit("s", GOODPUT)
+    rows.admit("s", AUTO)
     rows.step(r=(0, 0))
     rows.step(s=(0, 0))
     assert used.seen() == []
@@ -229,7 +229,7 @@ def test_the_evidence_leaves_every_second(monkeypatch: pytest.MonkeyPatch) -> No
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     rows = RowSteps()
-    rows.admit("r", GOODPUT)
+    rows.admit("r", AUTO)
     sent = []
     for now in (1000.0, 1000.9, 1001.0, 1001.1, 1001.9, 1002.0):  # noqa: B007
         rows.step(r=(0, 0))

@@ -83,16 +83,16 @@ def of_policy(engine: VllmEngine, name: str) -> Any:
 async def test_a_policy_is_changed_in_the_engine_and_then_shown() -> None:
     process = Calls()
     engine = engine_of(process)
-    info = await engine.set_policy("goodput", {"min_gain": 0.5})
-    assert process.made == [("specgate_set_policy", "goodput", {"min_gain": 0.5})]
-    assert info.parameters["min_gain"] == of_policy(engine, "goodput")["min_gain"] == 0.5
+    info = await engine.set_policy("auto", {"min_gain": 0.5})
+    assert process.made == [("specgate_set_policy", "auto", {"min_gain": 0.5})]
+    assert info.parameters["min_gain"] == of_policy(engine, "auto")["min_gain"] == 0.5
 
 
 async def test_a_policy_that_cannot_work_never_reaches_the_engine() -> None:
     process = Calls()
     engine = engine_of(process)
     with pytest.raises(PolicyError, match=r"min_gain: must be a number in \[0.0, 1.0\]"):
-        await engine.set_policy("goodput", {"min_gain": 2})
+        await engine.set_policy("auto", {"min_gain": 2})
     assert process.made == []
 
 
@@ -100,7 +100,7 @@ async def test_a_policy_stays_as_it_is_if_the_engine_dies() -> None:
     engine = engine_of(Calls(EngineDead("The engine process crashed.")))
     before = engine.policies
     with pytest.raises(EngineDead, match="The policy was not changed"):
-        await engine.set_policy("goodput", {"min_gain": 0.5})
+        await engine.set_policy("auto", {"min_gain": 0.5})
     assert engine.policies == before
 
 

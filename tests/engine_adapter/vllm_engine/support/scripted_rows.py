@@ -7,7 +7,7 @@ from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.vllm_engine.support.row_steps import DRAFT, NGRAM, TRAITS, RowSteps
 
-GOODPUT = SpecMethod("goodput", 5)
+AUTO = SpecMethod("auto", 5)
 
 
 class ScriptedPlanner(Planner):
@@ -47,7 +47,7 @@ def scripted(*plans: StepPlan, drafts_late: bool = False) -> tuple[RowSteps, Scr
     """A table with one row `r` under a policy."""
     used = ScriptedPlanner(*plans)
     rows = RowSteps(used, drafts_late=drafts_late)
-    rows.admit("r", GOODPUT)
+    rows.admit("r", AUTO)
     return rows, used
 
 

@@ -26,7 +26,7 @@ SWITCH = ("POST", "/v1/switch_spec_method", {"proposer": "ngram", "reason": "nig
 CHANGES: list[tuple[str, str, dict[str, Any]]] = [
     SWITCH,
     ("POST", "/v1/switch_spec_method", {"proposer": "ngram", "mode": "drain"}),
-    ("PUT", "/v1/spec_policy", {"policies": {"goodput": {"min_gain": 0.5}}}),
+    ("PUT", "/v1/spec_policy", {"policies": {"auto": {"min_gain": 0.5}}}),
     ("PUT", "/v1/spec_policy", {"rules": [{"name": "all", "use": {"proposer": "suffix"}}]}),
     ("POST", "/v1/load_proposer", {"name": "more", "method": "ngram"}),
     ("POST", "/v1/unload_proposer", {"name": "suffix"}),
@@ -241,7 +241,7 @@ async def test_a_fleets_state_waits_for_a_disk_with_room(
     path = tmp_path / "audit.jsonl"
     gateway = await start(audit=Audit(str(path), required=True))
     active = gateway.runtime.switcher.active
-    desired = DesiredState(1, "ngram", 5, {"goodput": {"min_gain": 0.5}})
+    desired = DesiredState(1, "ngram", 5, {"auto": {"min_gain": 0.5}})
     with files_limited_to(0):
         state = await gateway.runtime.fleet.set(desired)
         assert state.fleet.lag is not None

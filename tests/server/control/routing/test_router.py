@@ -62,7 +62,7 @@ def test_the_first_rule_that_matches_decides() -> None:
     )
     assert world.route() == SpecMethod("draft", 2)
     assert world.route(Traits("demo", prompt_tokens=200)) == SpecMethod("ngram", 5)
-    assert world.route(Traits("sql")) == SpecMethod("goodput", 5)
+    assert world.route(Traits("sql")) == SpecMethod("auto", 5)
     assert [world.count("matches", name) for name in ("long", "demo", "rest")] == [1, 1, 1]
 
 

@@ -41,8 +41,8 @@ def named(proposer: str | None, k: int | None = None) -> MethodRequest:
         ("/models/../models/draft", SpecMethod("draft", 4)),
         ("primary", SpecMethod("draft", 4)),
         ("backup", SpecMethod("ngram", 5)),
-        ("auto", SpecMethod("goodput", 8)),
-        ("goodput", SpecMethod("goodput", 8)),
+        ("auto", SpecMethod("auto", 8)),
+        ("auto", SpecMethod("auto", 8)),
         ("load", SpecMethod("load", 8)),
         ("per_request", SpecMethod("per_request", 8)),
         ("none", PLAIN),
@@ -79,7 +79,7 @@ def test_an_ambiguous_or_unknown_name_is_refused(proposer: str, code: str) -> No
 def test_the_message_for_an_unknown_name_lists_the_loaded_ones() -> None:
     with pytest.raises(SelectionError) as caught:
         resolve(named("nope"), LOADED)
-    for name in (*LOADED.names, "none", "auto", "goodput", "load"):
+    for name in (*LOADED.names, "none", "auto", "auto", "load"):
         assert name in caught.value.message
 
 
@@ -119,8 +119,8 @@ def test_k_of_zero_is_plain_decoding(name: str) -> None:
 
 
 def test_k_caps_a_policy_up_to_the_largest_k_of_the_proposers() -> None:
-    assert resolve(named("auto", 3), LOADED) == SpecMethod("goodput", 3)
-    assert resolve(named("auto", 8), LOADED) == SpecMethod("goodput", 8)
+    assert resolve(named("auto", 3), LOADED) == SpecMethod("auto", 3)
+    assert resolve(named("auto", 8), LOADED) == SpecMethod("auto", 8)
     with pytest.raises(SelectionError, match="the largest k of the loaded") as caught:
         resolve(named("auto", 9), LOADED)
     assert caught.value.code == "num_speculative_tokens_too_large"
@@ -128,7 +128,7 @@ def test_k_caps_a_policy_up_to_the_largest_k_of_the_proposers() -> None:
 
 def test_a_policy_without_proposers_may_use_those_that_are_loaded_later() -> None:
     nothing = LoadedProposers((), max_speculative_tokens=5)
-    assert resolve(named("auto"), nothing) == SpecMethod("goodput", 5)
+    assert resolve(named("auto"), nothing) == SpecMethod("auto", 5)
 
 
 def test_a_prediction_is_drafted_under_a_policy_and_refused_for_another_proposer() -> None:
@@ -164,9 +164,9 @@ def test_k_without_a_proposer_caps_the_method_of_a_rule() -> None:
 
 
 def test_k_without_a_proposer_caps_an_active_policy() -> None:
-    active = ActiveMethod(SpecMethod("goodput", 8), "goodput", 8, 0.0)
+    active = ActiveMethod(SpecMethod("auto", 8), "auto", 8, 0.0)
     selection = select(MethodRequest(None, 2), active, LOADED)
-    assert selection.params.spec_method == SpecMethod("goodput", 2)
+    assert selection.params.spec_method == SpecMethod("auto", 2)
 
 
 def test_errors_name_the_fields_that_the_client_wrote() -> None:
