@@ -102,24 +102,24 @@ class TextPart(BaseModel):
     text: str
 
 
-def _text_only(part: Any) -> Any:
-    if isinstance(part, dict) and part.get("type") != "text":
+def _text_only(value: Any) -> Any:
+    if value != "text":
         message = "only text parts are supported"
         raise PydanticCustomError("content_part", "{reason}", {"reason": message})
-    return part
+    return value
+
+
+class PredictedText(TextPart):
+    """A part of a predicted text."""
+
+    type: Annotated[Literal["text"], BeforeValidator(_text_only)]
 
 
 class Prediction(Strict):
     """The text that a client expects, or most of it."""
 
     type: Literal["content"]
-    content: (
-        str
-        | Annotated[
-            list[Annotated[TextPart, BeforeValidator(_text_only)]],
-            Field(max_length=MAX_PARTS, fail_fast=True),
-        ]
-    )
+    content: str | Annotated[list[PredictedText], Field(max_length=MAX_PARTS, fail_fast=True)]
 
     @property
     def text(self) -> str:

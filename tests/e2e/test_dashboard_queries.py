@@ -11,7 +11,7 @@ from tests.deploy.prometheus.rules import RECORDS, rules
 from tests.deploy.prometheus.selectors import Series, missing, selectors, series
 from tests.e2e.served import MODEL, Served
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
 HERE = Path(__file__).parent
 QUERIES: dict[str, dict[str, list[str]]] = yaml.safe_load(
@@ -89,7 +89,6 @@ def test_every_rule_has_its_series(page: Series) -> None:
     assert findings == []
 
 
-@pytest.mark.prove
 def test_options_bring_the_other_series(tmp_path: Path) -> None:
     served = Served.start_beside(tmp_path / "server.log", *OPTIONS)
     try:

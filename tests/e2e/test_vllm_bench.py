@@ -12,7 +12,7 @@ import pytest
 from tests import documentation
 from tests.e2e.served import MODEL, ROOT, Served, environment
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.prove, pytest.mark.engine, pytest.mark.timeout(300)]
 
 SECTION = documentation.section(
     (ROOT / "docs/benchmarks.md").read_text("utf-8"), "`vllm bench serve`"
@@ -33,7 +33,7 @@ def printed(output: str, label: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("proposer", [pytest.param("ngram", marks=pytest.mark.prove), "draft"])
+@pytest.mark.parametrize("proposer", ["ngram", "draft"])
 def test_its_acceptance_is_that_of_the_counters(
     served: Served, tmp_path: Path, proposer: str
 ) -> None:

@@ -12,7 +12,7 @@ from engine_adapter.seam.types import SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 from tests.engine_adapter.vllm_engine.support.live import Live, Result, generate, pinned
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.prove, pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 
 @cache

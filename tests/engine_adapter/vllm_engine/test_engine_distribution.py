@@ -222,6 +222,7 @@ async def test_generations_have_the_targets_distribution_at_length(
     await asyncio.gather(*(check(crowd, tree, name, CONDITIONS[condition], MANY) for name in NAMES))
 
 
+@pytest.mark.prove
 @on_the_engines_loop
 @pytest.mark.timeout(1200)
 async def test_generations_under_policies_have_the_targets_distribution(

@@ -159,6 +159,7 @@ async def test_two_thousand_steps_on_two_ranks(
     await fuzz(two_ranks, stock, prompts, steps=2_000)
 
 
+@pytest.mark.prove
 async def test_two_hundred_steps_under_policies(
     one_rank: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:

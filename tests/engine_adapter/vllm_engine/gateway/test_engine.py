@@ -66,6 +66,9 @@ class Calls:
     async def collective_rpc(self, method: str) -> list[Any]:
         return []
 
+    def image_support(self) -> None:
+        """The target takes no pictures."""
+
 
 def engine_of(process: Any) -> VllmEngine:
     """An engine of one proposer whose process is `process`."""

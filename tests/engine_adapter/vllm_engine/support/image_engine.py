@@ -12,6 +12,7 @@ import torch
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod, Switch
+from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import switch_to_wire, to_extra_args
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.heads import medusa
@@ -188,6 +189,9 @@ def image_engine(
         folder: of the model; heads and the draft model are written beside it.
     """
     patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    # The engine's core is in this process, and other tests need vLLM's own method.
+    manager = compat.StructuredOutputManager
+    patch.setattr(manager, "_create_grammar", manager._create_grammar)
     heads = folder.parent
     width, vocabulary = TEXT["hidden_size"], TEXT["vocab_size"]
     layer = {**TEXT, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
