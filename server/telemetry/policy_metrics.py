@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from engine_adapter.policies.names import POLICY_NAMES
+from engine_adapter.policies.names import AUTO, PER_REQUEST, POLICY_NAMES
 from engine_adapter.seam.counts import PolicyStep
 from engine_adapter.seam.types import NONE, PolicyInfo
 from server.telemetry.metric_maker import MetricMaker
@@ -17,6 +17,10 @@ from server.telemetry.rolling_stats import WINDOW_S
 _ERROR_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
+
+
+_EXPECTING = (AUTO, PER_REQUEST)
+"""The policies that choose by an expected gain."""
 
 
 class WatchedPolicies(Protocol):
@@ -68,10 +72,12 @@ class PolicyMetrics:
         self._suspensions: dict[str, bool] = {}
 
     def watch(self, engine: WatchedPolicies) -> None:
-        """Makes the gauges of expected gains show these policies, read at each scrape."""
-        for policy in engine.policies:
-            if _expected_gain(policy.state) is not None:
-                self._gain.labels(policy.name).set_function(partial(_gain_of, engine, policy.name))
+        """Makes the gauges of expected gains show these policies, read at each scrape.
+
+        One that has planned nothing yet is not a number.
+        """
+        for name in _EXPECTING:
+            self._gain.labels(name).set_function(partial(_gain_of, engine, name))
 
     def declare_rules(self, names: Iterable[str]) -> None:
         """Lets the series of the named rules exist at 0."""

@@ -70,6 +70,7 @@ def test_the_expected_gain_is_read_at_each_scrape(
     assert gain("auto") == 2.5
     engine.states = {}
     assert math.isnan(gain("auto") or 0)
+    assert math.isnan(gain("per_request") or 0)
 
 
 @pytest.mark.parametrize(
