@@ -289,12 +289,18 @@ def test_a_gated_delta_layer_follows_accepted_drafts(dtype: torch.dtype, toleran
     assert run_gated_delta(dtype=dtype) < tolerance
 
 
+OTHER_KERNEL = "requires SD conv_states layout"
+"""What a kernel of 0.32 says under 0.33's Python, which the environment of the newest release has."""
+
+
 def test_vllms_own_gated_delta_layer_has_the_defect() -> None:
     """In a release that mends it, `DEFECTS` names the release."""
     try:
         mistake = run_gated_delta(compat.gdn_attention._spec_forward)
-    except RuntimeError:  # the states that it makes do not fit
+    except RuntimeError as error:  # the states that it makes do not fit
         mistake = math.inf
+        if not compat.has_defect("gated_delta_short_rows") and OTHER_KERNEL in str(error):
+            pytest.skip("on a CPU with AMX, 0.32's kernel does not take what 0.33's Python makes")
     assert (mistake > 0.1) is compat.has_defect("gated_delta_short_rows")
 
 
