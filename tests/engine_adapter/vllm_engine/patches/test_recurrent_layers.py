@@ -290,7 +290,7 @@ def test_a_gated_delta_layer_follows_accepted_drafts(dtype: torch.dtype, toleran
 
 
 OTHER_KERNEL = "requires SD conv_states layout"
-"""What a kernel of 0.32 says under 0.33's Python, which the environment of the newest release has."""
+"""What a kernel of 0.32 says under 0.33's Python, as the newest release is tested here."""
 
 
 def test_vllms_own_gated_delta_layer_has_the_defect() -> None:
