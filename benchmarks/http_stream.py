@@ -27,6 +27,7 @@ class Reply:
         status: HTTP status, or `None` if there was no response.
         events: seconds on `time.perf_counter` and content of each `data:` line of a stream.
         body: of a response that is not a stream of events.
+        retry_after_s: how long the server asks a client to wait; 0 without such a header.
         problem: why the response is incomplete: `timeout` or `connection`; `None` if it is whole.
         detail: the problem in words.
     """
@@ -34,6 +35,7 @@ class Reply:
     status: int | None = None
     events: list[tuple[float, bytes]] = field(default_factory=list)
     body: bytes = b""
+    retry_after_s: int = 0
     problem: str | None = None
     detail: str = ""
 
@@ -129,12 +131,14 @@ class _Response:
         self._parser.feed_data(data)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Learns where the response ends, and whether it is a stream of events."""
+        """Learns where the response ends, what it is, and when to come again."""
         name = name.lower()
         if name == b"content-type":
             self._is_stream = value.lower().startswith(b"text/event-stream")
         elif name in (b"content-length", b"transfer-encoding"):
             self._has_length = True
+        elif name == b"retry-after" and value.isdigit():
+            self.reply.retry_after_s = int(value)
 
     def on_headers_complete(self) -> None:
         """Takes the status."""

@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": "serve a model over OpenAI's API; `specgate serve --help` lists its flags",
     "switch": "switch a running server to another method",
     "status": "show the proposers of a running server, and how well they draft",
+    "export": "write the methods, policies and rules of a running server as settings",
     "explain": "say which method a request would get from a running server, and why",
     "console": "show and steer a running server in a browser",
     "batch": "answer a file of requests, without a server; `specgate batch --help`",

@@ -16,6 +16,9 @@ from benchmarks.load.sides import Target
 TICK_S = 0.05
 """How often a ramp may change the number of requests in flight while none ends."""
 
+MAX_BACK_OFF_S = 30.0
+"""The longest wait of a closed loop for a server that refuses."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
@@ -154,8 +157,15 @@ class Driver:
         body, sent = request.body(self._target), time.perf_counter()
         reply = await self._target.endpoint.post(request.prompt.path, body, self._time_limit_s)
         self._end = time.perf_counter()
-        self._in_flight -= 1
-        self._ended.set()
         at = sent - self._start if planned_s is None else planned_s
         self._sent.append(_Sent(request, sent, at, reply))
         self._on_end(reply)
+        if planned_s is None and reply.retry_after_s:
+            await self._back_off(reply.retry_after_s)
+        self._in_flight -= 1
+        self._ended.set()
+
+    async def _back_off(self, retry_after_s: int) -> None:
+        """Waits as the server asks, but not longer than the pass: its place stays empty."""
+        left_s = self._seconds - (time.perf_counter() - self._start)
+        await asyncio.sleep(max(min(retry_after_s, MAX_BACK_OFF_S, left_s), 0.0))

@@ -122,6 +122,20 @@ def parse_spec(fields: Mapping[str, Any], candidates: Sequence[ProposerSpec] = (
     return spec
 
 
+def to_fields(spec: ProposerSpec) -> dict[str, Any]:
+    """The JSON object that `parse_spec` reads as this spec; options with their default are left out."""
+    defaults = get_method(spec.method).options
+    options = {key: value for key, value in spec.options.items() if value != defaults[key]}
+    model = {} if spec.model is None else {"model": spec.model}
+    return {
+        "name": spec.name,
+        "method": spec.method,
+        **model,
+        "num_speculative_tokens": spec.num_speculative_tokens,
+        **options,
+    }
+
+
 def parse_specs(objects: Sequence[Mapping[str, Any]]) -> tuple[ProposerSpec, ...]:
     """`parse_spec` for each object. Raises `EngineConfigError` for a repeated name too."""
     simple = tuple(parse_spec(fields) for fields in objects if not _has_members(fields))

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_model import TENSOR_PARALLEL_SIZE
-from engine_adapter.proposers.methods import get_method, parse_spec
+from engine_adapter.proposers.methods import get_method, parse_spec, to_fields
 from engine_adapter.seam.counts import StepReport
 from engine_adapter.seam.errors import EngineConfigError, ProposerRefused
 from engine_adapter.seam.types import ProposerInfo, ProposerState
@@ -155,4 +155,5 @@ def _info(spec: ProposerSpec, memory: MemoryByRank = ()) -> ProposerInfo:
         tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE) or len(by_rank) or 1,
         weights_bytes=sum(weights for weights, _ in by_rank),
         kv_bytes=sum(kv for _, kv in by_rank),
+        settings=to_fields(spec),
     )

@@ -252,6 +252,7 @@ class ProposerInfo:
         weights_bytes, kv_bytes: its memory beside the target's, summed over the ranks.
         draft_latency_ms: rolling mean time per drafted token; `None` before the first.
         last_error: why it is quarantined.
+        settings: its JSON object, as `--proposer` and `/v1/load_proposer` have it.
     """
 
     name: str
@@ -264,6 +265,7 @@ class ProposerInfo:
     kv_bytes: int = 0
     draft_latency_ms: float | None = None
     last_error: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,7 @@ class Proposer(BaseModel):
     kv_bytes: int
     draft_latency_ms: float | None = Field(description="rolling mean per drafted token")
     last_error: str | None = Field(description="why it was quarantined, if it was")
+    settings: dict[str, Any] = Field(description="the body that loads it; defaults are left out")
 
 
 class ProposersResponse(BaseModel):

@@ -144,3 +144,21 @@ async def test_every_failure_is_a_sample_with_its_kind() -> None:
     assert samples[0].detail == "429: full"
     assert "died" in samples[2].detail
     assert [s.tokens for s in samples] == [0, 0, 1, 1, 1, 0, 0, 1, 2]
+
+
+class Refusing(Server):
+    """Refuses every request, and asks its client to wait a second."""
+
+    async def answer(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(plain("503 Service Unavailable", {"error": {}}, "Retry-After: 1\r\n"))
+
+
+async def test_a_closed_loop_waits_as_a_server_asks_that_refuses() -> None:
+    server = Refusing()
+    async with served(server) as url:
+        driver = await drive(url, ClosedLoop(2), 1000, seconds=1.9)
+        assert len(driver.samples()) == 4, "each of two users tries at the start and after a second"
+        opened = await drive(url, OpenLoop(100.0), 1000, seconds=0.3)
+    assert {sample.error for sample in driver.samples()} == {"503"}
+    assert len(opened.samples()) > 4, "an open loop sends what was planned"
+    assert driver.seconds < 1.9

@@ -4,6 +4,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import uvicorn
@@ -13,9 +15,16 @@ from tests.server.gateway import build
 
 @pytest.fixture(scope="package")
 def url() -> Iterator[str]:
-    """The address of a gateway on the fake engine, in a thread of its own."""
+    """The address of a gateway on the fake engine."""
+    with serving() as address:
+        yield address
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[str]:
+    """A gateway with these settings on the fake engine, in a thread of its own; its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app, _, _ = build()
+        app, _, _ = build(**settings)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
         thread = threading.Thread(target=server.run, args=[[listener]], daemon=True)
         thread.start()
