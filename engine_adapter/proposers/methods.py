@@ -123,7 +123,7 @@ def parse_spec(fields: Mapping[str, Any], candidates: Sequence[ProposerSpec] = (
 
 
 def to_fields(spec: ProposerSpec) -> dict[str, Any]:
-    """The JSON object that `parse_spec` reads as this spec; options with their default are left out."""
+    """The JSON object that `parse_spec` reads as this spec, without options at their default."""
     defaults = get_method(spec.method).options
     options = {key: value for key, value in spec.options.items() if value != defaults[key]}
     model = {} if spec.model is None else {"model": spec.model}

@@ -54,7 +54,7 @@ class Balancer:
     """A running haproxy with the deployed configuration."""
 
     def __init__(self, servers: dict[str, str], folder: Path) -> None:
-        self.url = f"http://{_free_address()}"
+        self.url = f"http://{free_address()}"
         self._socket = folder / "haproxy.sock"
         variables = {
             "FRONTEND": self.url.removeprefix("http://"),
@@ -88,7 +88,7 @@ class Balancer:
 
 async def rehearse(plan: Plan, folder: Path, log: Log) -> Report:
     """Restarts one server after the other under load; returns what the clients saw."""
-    addresses = {name: _free_address() for name in ("one", "two")}
+    addresses = {name: free_address() for name in ("one", "two")}
     begin = time.monotonic()
 
     def say(text: str) -> None:
@@ -190,7 +190,8 @@ def _flags(url: str, plan: Plan) -> tuple[str, ...]:
     return ("--port", url.rpartition(":")[2], "--no-access-log", *plan.flags)
 
 
-def _free_address() -> str:
+def free_address() -> str:
+    """An address of loopback that nothing listens on."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return f"127.0.0.1:{free.getsockname()[1]}"
 

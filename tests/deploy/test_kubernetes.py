@@ -32,7 +32,12 @@ both_overlays = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
 def problems(item: Object) -> list[str]:
-    """What the schemas of Kubernetes, or of the Prometheus operator, find."""
+    """What the schemas of Kubernetes, or of the Prometheus operator, find.
+
+    KEDA publishes no model of its ScaledObject; `test_keda_scales_as_the_autoscaler_does` reads it.
+    """
+    if item["kind"] == "ScaledObject":
+        return []
     if item["kind"] in OPERATOR:
         # The model ignores unknown keys, so what it has read must be all that was given.
         known = ServiceMonitor.model_validate(item).model_dump(by_alias=True, exclude_unset=True)
@@ -61,7 +66,7 @@ def test_every_object_is_valid(overlay: str) -> None:
 
 def test_every_whole_object_is_valid_without_kubectl() -> None:
     whole = [item for item in manifests.sources().values() if item["kind"] not in KUSTOMIZE]
-    assert len(whole) == 9
+    assert len(whole) == 11
     assert [line for item in whole for line in problems(item)] == []
 
 
@@ -230,13 +235,79 @@ def test_the_autoscaler_reads_a_metric_that_the_server_has() -> None:
     assert series in {family.name for family in registry.collect()}
 
 
+def test_keda_scales_as_the_autoscaler_does() -> None:
+    components = KUBERNETES / "components"
+    scaled = manifests.read(components / "keda/scaledobject.yaml")["spec"]
+    autoscaler = manifests.read(components / "autoscaling/horizontalpodautoscaler.yaml")["spec"]
+    assert scaled["scaleTargetRef"] == autoscaler["scaleTargetRef"]
+    assert scaled["minReplicaCount"] == autoscaler["minReplicas"]
+    assert scaled["maxReplicaCount"] == autoscaler["maxReplicas"]
+    behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior == autoscaler["behavior"]
+    (trigger,) = scaled["triggers"]
+    (metric,) = autoscaler["metrics"]
+    assert trigger["metricType"] == metric["pods"]["target"]["type"]
+    assert trigger["metadata"]["threshold"] == metric["pods"]["target"]["averageValue"]
+    (rule,) = manifests.read(components / "autoscaling/prometheus-adapter.yaml")["rules"]["custom"]
+    assert rule["seriesQuery"].partition("{")[0] in trigger["metadata"]["query"]
+
+
+def rendered_with(component: str, folder: Path) -> tuple[Object, ...]:
+    """The base with one component."""
+    up = os.path.relpath(KUBERNETES, folder)
+    (folder / "kustomization.yaml").write_text(
+        f"resources: [{up}/base]\ncomponents: [{up}/components/{component}]\n"
+    )
+    objects = manifests.render(folder)
+    assert [line for item in objects for line in problems(item)] == []
+    return objects
+
+
+@needs_kubectl
+def test_keda_owns_the_number_of_pods(tmp_path: Path) -> None:
+    objects = rendered_with("keda", tmp_path)
+    assert "replicas" not in manifests.one(objects, "Deployment")["spec"]
+
+
+@needs_kubectl
+def test_egress_adds_to_what_is_allowed(tmp_path: Path) -> None:
+    objects = rendered_with("egress", tmp_path)
+    labels = manifests.one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    policy = manifests.named(objects, "NetworkPolicy", "specgate-egress")["spec"]
+    assert policy["policyTypes"] == ["Egress"], "it must not change who may connect"
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    ports = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
+    assert ports == {53, 443, 4318}
+
+
+@needs_kubectl
+def test_a_roll_out_on_gpus_waits_for_no_further_gpu() -> None:
+    deployment = manifests.one(manifests.rendered("gpu"), "Deployment")["spec"]
+    assert deployment["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+    }
+    assert deployment["template"]["spec"]["runtimeClassName"] == "nvidia"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("component", ["model-pull", "gpu"])
+def test_the_disk_that_a_pod_may_fill_is_its_limit(component: str, tmp_path: Path) -> None:
+    pod = manifests.pod(rendered_with(component, tmp_path))
+    on_disk = [
+        volume["emptyDir"]["sizeLimit"]
+        for volume in pod["volumes"]
+        if "emptyDir" in volume and volume["emptyDir"].get("medium") != "Memory"
+    ]
+    total = sum(int(size.removesuffix("Gi")) for size in on_disk)
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        limit = container["resources"]["limits"]["ephemeral-storage"]
+        assert int(limit.removesuffix("Gi")) > total
+        assert "ephemeral-storage" in container["resources"]["requests"]
+
+
 @needs_kubectl
 def test_models_can_be_on_a_volume(tmp_path: Path) -> None:
-    up = os.path.relpath(KUBERNETES, tmp_path)
-    (tmp_path / "kustomization.yaml").write_text(
-        f"resources: [{up}/base]\ncomponents: [{up}/components/model-volume]\n"
-    )
-    objects = manifests.render(tmp_path)
-    assert [line for item in objects for line in problems(item)] == []
+    objects = rendered_with("model-volume", tmp_path)
     mounts = {m["mountPath"]: m for m in manifests.server(objects)["volumeMounts"]}
     assert mounts["/models"]["readOnly"] is True
