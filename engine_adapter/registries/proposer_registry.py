@@ -156,4 +156,5 @@ def _info(spec: ProposerSpec, memory: MemoryByRank = ()) -> ProposerInfo:
         weights_bytes=sum(weights for weights, _ in by_rank),
         kv_bytes=sum(kv for _, kv in by_rank),
         settings=to_fields(spec),
+        can_unload=not get_method(spec.method).capabilities.draft_kv,
     )

@@ -253,6 +253,7 @@ class ProposerInfo:
         draft_latency_ms: rolling mean time per drafted token; `None` before the first.
         last_error: why it is quarantined.
         settings: its JSON object, as `--proposer` and `/v1/load_proposer` have it.
+        can_unload: whether it can be unloaded, and loaded again, while the engine serves.
     """
 
     name: str
@@ -266,6 +267,7 @@ class ProposerInfo:
     draft_latency_ms: float | None = None
     last_error: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    can_unload: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,7 @@ class Proposer(BaseModel):
     draft_latency_ms: float | None = Field(description="rolling mean per drafted token")
     last_error: str | None = Field(description="why it was quarantined, if it was")
     settings: dict[str, Any] = Field(description="the body that loads it; defaults are left out")
+    can_unload: bool = Field(description="it can be unloaded and loaded while the server runs")
 
 
 class ProposersResponse(BaseModel):

@@ -1,6 +1,6 @@
 // The audit: the last switches, loads, unloads and changes of policies, newest first.
 
-import { byId, methodText, number, row } from "./page.js";
+import { byId, fillTable, methodText, number, row } from "./page.js";
 
 /** Shows the records of the three routes together. */
 export function show(switches, proposerChanges, policyChanges) {
@@ -9,7 +9,7 @@ export function show(switches, proposerChanges, policyChanges) {
     const when = document.createElement("time");
     const date = new Date(record.when * 1000);
     when.dateTime = date.toISOString();
-    when.textContent = date.toLocaleString();
+    when.textContent = isoTime(date);
     const outcome = record.error ? `${record.outcome}: ${record.error}` : record.outcome;
     const who = record.peer ? `${record.who}, ${record.peer}` : record.who;
     return row(when, long(change(record)), long(outcome), long(record.reason ?? "–"), who, `${number(record.took_ms)} ms`);
@@ -18,7 +18,14 @@ export function show(switches, proposerChanges, policyChanges) {
     const cell = Object.assign(document.createElement("td"), { colSpan: 6, textContent: "No change since the start." });
     rows.push(row(cell));
   }
-  byId("audit").tBodies[0].replaceChildren(...rows);
+  fillTable(byId("audit"), rows);
+}
+
+/** Local time as in logs: 2026-11-23 20:25:01. */
+function isoTime(date) {
+  const two = (value) => String(value).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ` +
+    [date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(":");
 }
 
 function long(text) {

@@ -1,11 +1,15 @@
-// The four charts, drawn by Plotly, and the legend that they share.
+// The four charts, drawn by Plotly, and the legend that they share and that switches their lines.
 
-import { KEPT_S } from "./metrics.js";
+import { FEW, KEPT_S } from "./metrics.js";
 
 const NUM_COLOURS = 9; // --series-0 and on, in console.css: for light and for dark
 const SHORTEST_MS = 60000;
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
 const order = [];
+
+/** What the person switched on or off: name -> whether its line is shown. */
+const chosen = new Map();
+let latest = null;
 
 /** The style sheet's name of a proposer's colour, the same everywhere in the page. */
 export function colourOf(name) {
@@ -27,28 +31,48 @@ function style(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** Draws all charts from the points of a `History` and the switches of the audit. */
-export function draw(points, switches) {
+/** Draws all charts from the points of a `History`, the switches of the audit, and the active method. */
+export function draw(points, switches, active) {
+  latest = [points, switches, active];
+  if (document.getElementById("overview-view").hidden) return;
   const names = [...new Set(points.flatMap((point) => Object.keys(point.proposers ?? {})))];
-  const shown = names.filter((name) => points.some((point) => point.proposers?.[name]?.perSecond > 0));
+  const drafted = names.filter((name) => points.some((point) => point.proposers?.[name]?.perSecond > 0));
+  const shown = drafted.filter((name) => chosen.get(name) ?? isActive(points, name, active));
   const x = points.map((point) => new Date(point.timeMs));
-  const by = (field, scale = 1) => (name) =>
-    points.map((point) => scaled(point.proposers?.[name]?.[field], scale));
   const drafting = shown.filter((name) => name !== "none");
   const marks = switches.map((record) => ({ timeMs: record.when * 1000, text: record.to.spec_method }));
-  plot("chart-acceptance", drafting.map(line(x, by("acceptance", 100))), marks, { range: [0, 100] });
-  plot("chart-step", drafting.map(line(x, by("step"))), marks, { rangemode: "tozero" });
-  plot("chart-throughput", shown.map((name) => ({ ...line(x, by("perSecond"))(name), stackgroup: "all", line: { width: 1, color: style(colourOf(name)) } })), marks, { rangemode: "tozero" });
+  plot("chart-acceptance", drafting.flatMap((name) => lines(x, points, name, "acceptance", 100)), marks, { range: [0, 100] });
+  plot("chart-step", drafting.flatMap((name) => lines(x, points, name, "step", 1)), marks, { rangemode: "tozero" });
+  plot("chart-throughput", shown.map((name) => stacked(x, points, name)), marks, { rangemode: "tozero" });
   plot("chart-queue", queue(x, points), marks, { rangemode: "tozero" });
-  drawLegend(shown);
+  drawLegend(drafted, shown);
+}
+
+// A probe now and then is no activity: one point with enough drafts is.
+function isActive(points, name, active) {
+  if (name === "none" || name === active) return true;
+  return points.some((point) => point.proposers?.[name]?.drafted >= FEW);
 }
 
 function scaled(value, scale) {
   return value === null || value === undefined ? null : value * scale;
 }
 
-function line(x, y) {
-  return (name) => ({ x, y: y(name), name, mode: "lines", line: { color: style(colourOf(name)), dash: dashOf(name), width: 2.5 } });
+/** A proposer's line, and beside it its faint points of few drafts. */
+function lines(x, points, name, field, scale) {
+  const color = style(colourOf(name));
+  const values = points.map((point) => scaled(point.proposers?.[name]?.[field], scale));
+  const counts = points.map((point) => point.proposers?.[name]?.drafted ?? 0);
+  const line = { x, y: values.map((value, i) => (counts[i] >= FEW ? value : null)), name, mode: "lines",
+    line: { color, dash: dashOf(name), width: 2.5 } };
+  const faint = { x, y: values.map((value, i) => (counts[i] < FEW ? value : null)), name, mode: "markers", opacity: 0.3,
+    marker: { color, size: 5 }, customdata: counts, hovertemplate: "%{y:.3~g}, of only %{customdata} drafted tokens" };
+  return [line, faint];
+}
+
+function stacked(x, points, name) {
+  const y = points.map((point) => scaled(point.proposers?.[name]?.perSecond, 1));
+  return { x, y, name, mode: "lines", stackgroup: "all", line: { width: 1, color: style(colourOf(name)), dash: dashOf(name) } };
 }
 
 function queue(x, points) {
@@ -76,19 +100,37 @@ function plot(id, traces, marks, yaxis) {
     annotations: id === "chart-queue" ? [] : inside.map((mark) => ({ x: new Date(mark.timeMs), y: 1, yref: "paper", yanchor: "bottom", showarrow: false, text: mark.text, font: { size: 11 } })),
   };
   Plotly.react(id, traces, layout, { displayModeBar: false, responsive: true });
-  const last = traces.map((trace) => [trace.name, trace.y.at(-1)]).filter(([, value]) => value !== null && value !== undefined);
+  const last = traces.filter((trace) => trace.mode === "lines").map((trace) => [trace.name, trace.y.at(-1)]).filter(([, value]) => value !== null && value !== undefined);
   const title = document.getElementById(id).closest("figure").querySelector("figcaption").textContent;
   const words = last.map(([name, value]) => `${name} ${value.toFixed(1)}`).join(", ");
   document.getElementById(id).setAttribute("aria-label", `${title}. Now: ${words || "no drafts"}.`);
 }
 
-function drawLegend(names) {
-  const items = names.map((name) => {
+function drawLegend(names, shown) {
+  const legend = document.getElementById("legend");
+  const shape = JSON.stringify([names, shown]);
+  if (legend.dataset.shape === shape) return;
+  legend.dataset.shape = shape;
+  const focused = document.activeElement?.dataset?.line;
+  legend.replaceChildren(...names.map((name) => {
+    const button = Object.assign(document.createElement("button"), { type: "button" });
+    button.dataset.line = name;
+    button.setAttribute("aria-pressed", String(shown.includes(name)));
+    button.append(swatch(name), name === "none" ? "none (plain decoding)" : name);
+    button.addEventListener("click", () => {
+      chosen.set(name, !shown.includes(name));
+      draw(...latest);
+    });
     const item = document.createElement("li");
-    item.append(swatch(name), name === "none" ? "none (plain decoding)" : name);
+    item.append(button);
     return item;
-  });
-  document.getElementById("legend").replaceChildren(...items);
+  }));
+  if (focused) legend.querySelector(`[data-line="${CSS.escape(focused)}"]`)?.focus();
+}
+
+/** Draws the charts that were hidden. */
+export function redraw() {
+  if (latest) draw(...latest);
 }
 
 /** A short line in the proposer's colour and dash, as in the charts. */

@@ -1,7 +1,7 @@
 // The table of all replicas. Only `specgate console --all` has it, whose address ends with #fleet.
 
 import { call } from "./api.js";
-import { byId, methodText, row } from "./page.js";
+import { byId, fillTable, methodText, row } from "./page.js";
 
 const isFleet = location.hash === "#fleet";
 let busy = false;
@@ -25,7 +25,7 @@ function show(replicas) {
   byId("fleet-summary").textContent = differing
     ? `${differing} of ${replicas.length} replicas differ from the others or do not answer.`
     : `All ${replicas.length} replicas have the same method and generation.`;
-  byId("fleet-table").tBodies[0].replaceChildren(...replicas.map(line));
+  fillTable(byId("fleet-table"), replicas.map(line));
 }
 
 function line(one) {

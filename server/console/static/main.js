@@ -3,12 +3,15 @@
 import { CallError, call, currentKey, useKey } from "./api.js";
 import * as audit from "./audit.js";
 import * as charts from "./charts.js";
+import * as chat from "./chat.js";
 import * as compare from "./compare.js";
 import * as fleet from "./fleet.js";
-import { History, PATH, parse } from "./metrics.js";
+import { FEW, History, PATH, parse } from "./metrics.js";
 import { byId, methodText, number, percent } from "./page.js";
 import * as policy from "./policy.js";
 import * as proposers from "./proposers.js";
+import * as rules from "./rules.js";
+import * as tabs from "./tabs.js";
 
 const INTERVAL_MS = 2000;
 const SLOW_EVERY = 3; // Proposers and policies change seldom: every third time.
@@ -83,29 +86,55 @@ async function admin(path) {
 
 function show(status) {
   const last = history.points.at(-1);
+  const seen = Object.keys(last.proposers);
   const names = (known.infos?.data ?? []).map((info) => info.name);
   const switches = (status?.switches ?? []).filter((record) => record.outcome === "switched");
-  charts.register(names.length ? names : Object.keys(last.proposers));
-  charts.draw(history.points, switches);
-  byId("tile-active").textContent = status ? methodText(status) : "–";
-  byId("tile-throughput").textContent = number(last.total);
-  byId("tile-acceptance").textContent = percent(last.acceptance);
-  byId("tile-step").textContent = number(last.step, 2);
-  byId("tile-running").textContent = String(last.running);
-  byId("tile-waiting").textContent = String(last.waiting + (status?.drain?.held ?? 0));
-  proposers.show(known.infos?.data ?? null, last.proposers, status !== null);
+  charts.register(names.length ? names : seen);
+  charts.draw(history.points, switches, status?.spec_method ?? history.minute.active);
+  showTiles(last, history.minute, status);
+  proposers.show(known.infos?.data ?? null, last.proposers, status);
+  const drafting = (names.length ? names : seen).filter((name) => name !== "none");
   const policies = (known.policies?.policies ?? []).map((one) => one.name);
-  const methods = [...(names.length ? names : Object.keys(last.proposers)).filter((name) => name !== "none"), "none", ...policies];
+  const methods = [...drafting, "none", ...policies];
   if (status) proposers.setMethods(methods, status.spec_method);
+  chat.setMethods(methods);
   compare.setMethods(methods);
-  if (known.policies) policy.show(known.policies);
+  rules.setMethods(methods);
+  if (known.policies) {
+    policy.show(known.policies, drafting);
+    rules.show(known.policies);
+  }
   if (status) audit.show(status.switches, known.infos?.changes ?? [], known.policies?.changes ?? []);
   allowActions(status !== null);
   connected(status);
 }
 
+function showTiles(last, minute, status) {
+  const policies = (known.policies?.policies ?? []).map((one) => one.name);
+  const isPolicy = status && policies.includes(status.spec_method);
+  const tiles = {
+    gain: minute.gain === null || minute.gain === undefined ? "–" : `${minute.gain.toFixed(2)} ×`,
+    // A policy chooses each number of drafts itself.
+    active: isPolicy ? status.spec_method : status ? methodText(status) : minute.active ?? "–",
+    throughput: number(last.total),
+    acceptance: last.drafted >= FEW ? percent(last.acceptance) : "–",
+    step: last.drafted >= FEW ? number(last.step, 2) : "–",
+    ttft: milliseconds(minute.ttft), tpot: milliseconds(minute.tpot),
+    errors: String(minute.errors ?? "–"),
+    kv: percent(minute.kv),
+    running: String(last.running), waiting: String(last.waiting + (status?.drain?.held ?? 0)),
+  };
+  for (const [name, text] of Object.entries(tiles)) byId(`tile-${name}`).textContent = text;
+  byId("note-gain").textContent = minute.gainNote ?? "";
+  byId("tile-errors").classList.toggle("bad", minute.errors > 0);
+}
+
+function milliseconds(quantiles) {
+  return quantiles ? quantiles.map((seconds) => number(1000 * seconds, seconds < 0.1 ? 1 : 0)).join(" · ") : "–";
+}
+
 function allowActions(are) {
-  for (const form of ["switch", "load", "policy", "rules", "explain"]) byId(form).inert = !are;
+  for (const form of ["switch", "load", "policy", "rule", "explain"]) byId(form).inert = !are;
 }
 
 function connected(status) {
@@ -158,6 +187,10 @@ function openDialog(asked = false) {
   dialog.showModal();
 }
 
+function showKey() {
+  byId("open-key").textContent = currentKey() ? "Key: set" : "Key: none";
+}
+
 /** Checks a key before it is used; returns why the server refuses it, or nothing. */
 async function refusal(key) {
   const refused = async (path, withKey) => {
@@ -190,6 +223,7 @@ async function tryKey(event) {
     return;
   }
   useKey(key);
+  showKey();
   byId("key-dialog").close();
   declined = false;
   await refresh();
@@ -204,5 +238,11 @@ document.addEventListener("visibilitychange", () => {
 });
 proposers.connect(refresh);
 policy.connect(refresh);
+rules.connect(refresh);
+chat.connect();
 compare.connect();
+tabs.connect((name) => {
+  if (name === "overview") charts.redraw();
+});
+showKey();
 read();

@@ -58,6 +58,23 @@ export function row(...cells) {
   return line;
 }
 
+/** Shows rows in a table. On a phone each cell stands below its column's name. */
+export function fillTable(table, rows) {
+  const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  for (const line of rows) [...line.cells].forEach((cell, i) => {
+    if (cell.colSpan === 1) cell.dataset.title = titles[i] ?? "";
+  });
+  table.tBodies[0].replaceChildren(...rows);
+}
+
+/** A button of a table's row. */
+export function rowButton(text, name, attribute) {
+  const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
+  button.dataset[attribute] = name;
+  button.setAttribute("aria-label", `${text} ${name}`);
+  return button;
+}
+
 /** The JSON of a field. Throws an error that names the field. */
 export function readJson(text, what) {
   try {

@@ -1,68 +1,49 @@
-// The policies: what they chose and why, their parameters, the routing rules, and `explain`.
+// The policies: what they chose and why, and their parameters as a form.
 
 import { call } from "./api.js";
-import { byId, filled, methodText, onSubmit, readJson, row, setOptions } from "./page.js";
+import { byId, filled, onSubmit, setOptions } from "./page.js";
 
 let latest = null;
+let proposerNames = [];
 
-/** Connects the forms; `refresh` reads the server's state again. */
+/** Connects the form; `refresh` reads the server's state again. */
 export function connect(refresh) {
   const form = byId("policy");
-  const rules = byId("rules");
-  for (const field of [form.elements.parameters, rules.elements.rules]) {
-    field.addEventListener("input", () => (field.dataset.edited = "yes"));
-  }
-  for (const one of [form, rules]) {
-    one.addEventListener("reset", (event) => {
-      event.preventDefault();
-      forgetEdit(one);
-      if (latest) show(latest);
-    });
-  }
-  form.elements.name.addEventListener("change", () => {
-    forgetEdit(form);
-    if (latest) show(latest);
+  const fields = byId("parameters");
+  fields.addEventListener("input", () => (fields.dataset.edited = "yes"));
+  const discard = () => {
+    delete fields.dataset.edited;
+    delete fields.dataset.shape;
+    if (latest) show(latest, proposerNames);
+  };
+  form.addEventListener("reset", (event) => {
+    event.preventDefault();
+    discard();
   });
+  form.elements.name.addEventListener("change", discard);
   onSubmit(form, async () => {
     const name = form.elements.name.value;
-    const parameters = readJson(form.elements.parameters.value, "The parameters");
-    await change(form, { policies: { [name]: parameters } }, refresh);
+    const body = { policies: { [name]: read(fields) }, ...filled(form, ["reason"]) };
+    latest = await call("PUT", "v1/spec_policy", body);
+    discard();
+    refresh();
     return `The parameters of ${name} are in force.`;
   });
-  onSubmit(rules, async () => {
-    await change(rules, { rules: readJson(rules.elements.rules.value, "The rules") }, refresh);
-    return latest.warnings.length ? `The rules are in force. ${latest.warnings.join(" ")}` : "The rules are in force.";
-  });
-  onSubmit(byId("explain"), async (explain) => {
-    const chat = { messages: [{ role: "user", content: explain.elements.message.value }] };
-    const answer = await call("POST", "v1/explain", { chat });
-    showExplanation(explain.querySelector(".result"), answer);
-  });
 }
 
-async function change(form, body, refresh) {
-  const answer = await call("PUT", "v1/spec_policy", { ...body, ...filled(form, ["reason"]) });
-  forgetEdit(form);
-  show(answer);
-  refresh();
-}
-
-function forgetEdit(form) {
-  for (const field of form.querySelectorAll("textarea")) delete field.dataset.edited;
-}
-
-/** Shows the answer of `GET /v1/spec_policy`. A text that the person edits stays as it is. */
-export function show(answer) {
-  latest = answer;
+/** Shows the answer of `GET /v1/spec_policy`. Parameters that the person edits stay as they are. */
+export function show(answer, names) {
+  [latest, proposerNames] = [answer, names];
   const form = byId("policy");
   setOptions(form.elements.name, answer.policies.map((policy) => policy.name), answer.active);
   const policy = answer.policies.find((one) => one.name === form.elements.name.value);
   if (!policy) return;
   byId("policy-state").textContent = stateText(policy, answer.active);
   byId("decisions").replaceChildren(...bars(policy.decisions));
-  setText(byId("evidence"), JSON.stringify({ state: policy.state, evidence: answer.evidence }, null, 1));
-  fill(form.elements.parameters, policy.parameters);
-  fill(byId("rules").elements.rules, answer.rules.map(({ name, match, use }) => ({ name, match, use })));
+  const evidence = JSON.stringify({ state: policy.state, evidence: answer.evidence }, null, 1);
+  // A text that did not change is not set again: that would lose the selection and the scroll.
+  if (byId("evidence").textContent !== evidence) byId("evidence").textContent = evidence;
+  showParameters(policy);
 }
 
 function stateText(policy, active) {
@@ -70,19 +51,62 @@ function stateText(policy, active) {
   return policy.suspended ? `${role} Its guard holds it at plain decoding, because speculation lost time.` : role;
 }
 
-function fill(field, value) {
-  if (!field.dataset.edited) setText(field, JSON.stringify(value, null, 2), "value");
+function showParameters(policy) {
+  const fields = byId("parameters");
+  const shape = JSON.stringify([policy.name, policy.parameters, proposerNames]);
+  if (fields.dataset.edited || fields.dataset.shape === shape) return;
+  fields.dataset.shape = shape;
+  fields.replaceChildren(...inputs(policy.parameters, ""));
 }
 
-// A text that did not change is not set again: that would lose the selection and the scroll.
-function setText(element, text, property = "textContent") {
-  if (element[property] !== text) element[property] = text;
+/** The fields of an object of parameters; one within it is a group. */
+function inputs(parameters, path) {
+  return Object.entries(parameters).map(([name, value]) => {
+    const fullName = path ? `${path}.${name}` : name;
+    if (value !== null && typeof value === "object") {
+      const group = document.createElement("fieldset");
+      group.append(Object.assign(document.createElement("legend"), { textContent: name }), ...inputs(value, fullName));
+      return group;
+    }
+    const label = document.createElement("label");
+    label.append(`${name} `, input(name, fullName, value));
+    return label;
+  });
 }
 
-function bars(decisions) {
-  const total = Object.values(decisions).reduce((sum, rows) => sum + rows, 0);
+function input(name, fullName, value) {
+  if (name === "proposer") {
+    const select = document.createElement("select");
+    select.dataset.parameter = fullName;
+    setOptions(select, [...new Set([...proposerNames, "none", value])], value);
+    return select;
+  }
+  const field = document.createElement("input");
+  field.dataset.parameter = fullName;
+  Object.assign(field, typeof value === "number" ? { type: "number", step: "any", inputMode: "decimal" } : {});
+  field.value = String(value);
+  return field;
+}
+
+/** The parameters as the form has them. Throws an error that names the field. */
+function read(fields) {
+  const parameters = {};
+  for (const field of fields.querySelectorAll("[data-parameter]")) {
+    const path = field.dataset.parameter.split(".");
+    const name = path.pop();
+    const place = path.reduce((object, key) => (object[key] ??= {}), parameters);
+    if (field.type === "number" && field.value === "") throw new Error(`${field.dataset.parameter} must be a number.`);
+    place[name] = field.type === "number" ? Number(field.value) : field.value;
+  }
+  return parameters;
+}
+
+/** What a policy chose, as bars; what it never chose is left out. */
+export function bars(decisions) {
+  const chosen = Object.entries(decisions).filter(([, rows]) => rows > 0).sort(([, a], [, b]) => b - a);
+  const total = chosen.reduce((sum, [, rows]) => sum + rows, 0);
   if (!total) return [Object.assign(document.createElement("li"), { textContent: "Nothing." })];
-  return Object.entries(decisions).sort(([, a], [, b]) => b - a).map(([name, rows]) => {
+  return chosen.map(([name, rows]) => {
     const meter = Object.assign(document.createElement("meter"), { value: rows / total });
     meter.setAttribute("aria-label", `Share of ${name}`);
     const item = document.createElement("li");
@@ -93,17 +117,4 @@ function bars(decisions) {
     item.append(label, meter, share);
     return item;
   });
-}
-
-function showExplanation(element, answer) {
-  const sentence = document.createElement("p");
-  sentence.textContent = `${methodText(answer)}: ${answer.why}.`;
-  element.classList.remove("bad");
-  element.replaceChildren(sentence);
-  if (answer.rules.length) {
-    const table = document.createElement("table");
-    table.append(...answer.rules.map((rule) => row(rule.rule, rule.matches ? "matches" : "does not match", rule.why)));
-    element.append(table);
-  }
-  if (answer.policy) element.append(...bars(answer.policy.decisions));
 }

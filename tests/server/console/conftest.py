@@ -70,10 +70,17 @@ def page(browser: Browser) -> Iterator[Page]:
     assert wrong == []
 
 
-def open_console(page: Page, server: ThreadedServer) -> None:
-    """Opens the console of a server and waits until it is connected."""
-    page.goto(f"{server.url}/console")
+def open_console(page: Page, server: ThreadedServer, tab: str = "chat") -> None:
+    """Opens a tab of a server's console and waits until it is connected."""
+    page.goto(f"{server.url}/console#/{tab}")
     expect(page.locator("#state")).to_have_text("Connected")
+    expect(page.locator(f"#{tab}-view")).to_be_visible()
+
+
+def show(page: Page, tab: str) -> None:
+    """Goes to another tab."""
+    page.get_by_role("tab", name=tab).click()
+    expect(page.locator(f"#{tab.lower()}-view")).to_be_visible()
 
 
 def ask(server: ThreadedServer, path: str) -> Any:
