@@ -46,7 +46,7 @@ def test_the_console_on_a_real_engine(page: Page, demo: Served, images: Path) ->
         page.screenshot(path=images / "console-methods.png", full_page=True)
         show(page, "Overview")
         expect(page.locator("#tile-acceptance")).to_have_text(re.compile(r"\d+\.\d %"))
-        expect(page.locator("#tile-gain")).to_have_text(re.compile(r"\d\.\d\d ×"))
+        expect(page.locator("#tile-gain")).to_have_text(re.compile(r"\d\.\d\d \u00d7"))
         page.wait_for_timeout(15_000)
         page.screenshot(path=images / "console-overview.png")
         page.emulate_media(color_scheme="dark")

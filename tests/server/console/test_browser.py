@@ -258,12 +258,12 @@ def test_the_gain_is_the_first_tile(page: Page, serve: StartServer) -> None:
     server = serve(spec_method="none")
     open_console(page, server, "overview")
     gain, note = page.locator(".tiles dd").first, page.locator("#note-gain")
-    expect(gain).to_have_text("1.00 ×")
+    expect(gain).to_have_text("1.00 \u00d7")
     expect(note).to_have_text("plain decoding is active")
     switch(server, "eagle3")
     with Load(server.url):
         expect(note).to_have_text("estimated from step times")
-        expect(gain).to_have_text(re.compile(r"^[1-9]\.\d\d ×$"))
+        expect(gain).to_have_text(re.compile(r"^[1-9]\.\d\d \u00d7$"))
         switch(server, "auto")
         expect(note).to_have_text("as auto expects")
 
