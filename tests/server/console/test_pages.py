@@ -32,12 +32,17 @@ async def test_the_page_and_every_file_that_it_names_are_served(gateway: Gateway
 
 
 def test_every_method_can_be_chosen_for_a_load() -> None:
-    """But `prediction`, which every engine has without a load."""
+    """But `prediction`, which every engine has, and those whose KV is reserved at the start."""
     (offered,) = re.findall(
         r"const METHODS = \[(.+?)\];", (STATIC / "proposers.js").read_text(), re.DOTALL
     )
-    loaded = [method.name for method in METHODS if not method.capabilities.prediction]
-    assert re.findall(r'"(\w+)"', offered) == loaded
+    refused = ("prediction", "draft_kv")
+    loadable = [
+        method.name
+        for method in METHODS
+        if not any(getattr(method.capabilities, name) for name in refused)
+    ]
+    assert re.findall(r'"(\w+)"', offered) == loadable
 
 
 async def test_a_file_that_the_browser_has_is_not_sent_again(gateway: Gateway) -> None:
@@ -97,10 +102,10 @@ async def test_every_path_that_the_scripts_call_is_a_route(gateway: Gateway) -> 
 
 async def test_every_series_that_the_charts_read_exists(gateway: Gateway) -> None:
     await gateway.complete(max_tokens=30)
-    read = re.findall(r'"((?:specgate_|vllm:)\w+)"', (STATIC / "metrics.js").read_text())
-    text = (await gateway.client.get("/metrics", params={"name[]": read})).text
-    assert len(read) == 6
-    assert [name for name in read if f"\n{name}{{" not in text] == []
+    read = set(re.findall(r'"((?:specgate_|vllm:)\w+)"', (STATIC / "metrics.js").read_text()))
+    text = (await gateway.client.get("/metrics", params={"name[]": sorted(read)})).text
+    assert len(read) == 14
+    assert [name for name in read if not re.search(rf"^{name}[ {{]", text, re.MULTILINE)] == []
 
 
 def test_no_file_is_long() -> None:
