@@ -28,8 +28,6 @@ const LABELS = {
   "vllm:num_requests_running": null, "vllm:num_requests_waiting": null, "specgate_queued_requests": null,
   "vllm:kv_cache_usage_perc": "engine",
 };
-const GAUGES = new Set([GAIN, ACTIVE, "vllm:num_requests_running", "vllm:num_requests_waiting", "specgate_queued_requests",
-  "vllm:kv_cache_usage_perc"]);
 
 /** The path that returns only what is read here, which costs the server little. */
 export const PATH = "metrics?" + Object.keys(LABELS).map((name) => `name[]=${encodeURIComponent(name)}`).join("&");
@@ -68,6 +66,7 @@ export class History {
     this.#dropBefore(timeMs - LONG_WINDOW_S * 1000);
     const since = this.#before(timeMs - WINDOW_S * 1000);
     this.points.push({ timeMs, ...extra,
+      // A request in the gateway's queue may have a sequence in the engine's, too.
       running: gauge(scrape, "vllm:num_requests_running"),
       waiting: Math.max(gauge(scrape, "vllm:num_requests_waiting"), gauge(scrape, "specgate_queued_requests")),
       ...rates(since.scrape, scrape, (timeMs - since.timeMs) / 1000) });
