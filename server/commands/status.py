@@ -29,6 +29,9 @@ SWITCHES_SHOWN = 5
 REFRESH_S = 2.0
 """Seconds between two updates of `--watch`."""
 
+FEW = 20
+"""Fewer drafted tokens than this say little about a proposer."""
+
 _PIPE_WIDTH = 200
 
 
@@ -156,11 +159,18 @@ def _proposers(method: dict[str, Any], loaded: Sequence[dict[str, Any]]) -> Tabl
             str(proposer["num_speculative_tokens"]),
             ", ".join(proposer["roles"]),
             proposer["state"],
-            _number(figures.get("acceptance_rate")),
-            _number(figures.get("mean_acceptance_length")),
+            *_acceptance(figures),
             _number(proposer["draft_latency_ms"]),
         )
     return table
+
+
+def _acceptance(figures: dict[str, Any]) -> tuple[str, str]:
+    """The acceptance rate and the mean acceptance length, or how few drafted tokens there are."""
+    drafted = figures.get("drafted", 0)
+    if 0 < drafted < FEW:
+        return f"of only {drafted}", "-"
+    return _number(figures.get("acceptance_rate")), _number(figures.get("mean_acceptance_length"))
 
 
 def _switches(switches: Sequence[dict[str, Any]]) -> Table | Text:

@@ -26,8 +26,8 @@ METHOD: dict[str, Any] = {
         "timeout_s": 30.0,
     },
     "proposers": {
-        "ngram": {"acceptance_rate": 0.625, "mean_acceptance_length": 2.875},
-        "draft": {"acceptance_rate": None, "mean_acceptance_length": None},
+        "ngram": {"drafted": 800, "acceptance_rate": 0.625, "mean_acceptance_length": 2.875},
+        "draft": {"drafted": 0, "acceptance_rate": None, "mean_acceptance_length": None},
     },
     "switches": [
         {
@@ -84,6 +84,13 @@ def test_the_table_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert "draft draft_model 4 loaded - - -" in lines
     (heading,) = [line for line in lines if line.startswith("proposer ")]
     assert heading.endswith("acceptance rate mean acceptance length draft latency ms")
+
+
+def test_few_drafted_tokens_are_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    probe = {"drafted": 5, "acceptance_rate": 1.0, "mean_acceptance_length": 6.0}
+    assert status([], answering(lambda: METHOD | {"proposers": {"draft": probe}})) == 0
+    lines = [" ".join(row) for row in rows(capsys.readouterr().out)]
+    assert "draft draft_model 4 loaded of only 5 - -" in lines
 
 
 def test_of_several_engines_those_that_do_not_serve_are_shown(
