@@ -4,6 +4,8 @@ The plan of a step rides on its `SchedulerOutput` to every rank. The counts are 
 takes its own, so that their sum over all proposers is vLLM's count.
 """
 
+import atexit
+import gc
 from collections.abc import Iterable
 from typing import Any
 
@@ -163,6 +165,9 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         exit_with_parent()
+        # The last collection of an interpreter walks the whole model and frees nothing that the end
+        # of the process does not free: a stop would take two seconds longer.
+        atexit.register(gc.freeze)
         patch_engine_core()
         patch_triton_check()
         patch_fatal_dump()
