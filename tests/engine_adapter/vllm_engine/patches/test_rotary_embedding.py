@@ -1,5 +1,6 @@
 """vLLM's rotary embedding on a CPU, with and without a dimension for heads."""
 
+import inspect
 from importlib import import_module
 from typing import Any
 
@@ -48,9 +49,15 @@ def test_each_head_is_turned_by_its_tokens_position(
         torch.testing.assert_close(made.reshape(right.shape), right)
 
 
-def test_vllms_own_kernel_has_the_defect() -> None:
+@pytest.mark.parametrize("is_patched", [False, True])
+def test_vllms_own_kernel_has_the_defect(monkeypatch: pytest.MonkeyPatch, is_patched: bool) -> None:
     """If it no longer has, the patch can go: see `DEFECTS`."""
+    kernel = compat.RotaryEmbedding.forward_cpu
+    monkeypatch.setattr(compat.RotaryEmbedding, "forward_cpu", kernel)  # restored after the test
+    if is_patched:
+        patch_rotary_embedding()
     layer, query = new_layer(), torch.randn(TOKENS, HEADS, SIZE)
     wanted, _ = layer.forward_native(torch.arange(TOKENS), query.clone(), None)
-    got, _ = layer.forward_cpu(torch.arange(TOKENS), query.clone())
+    kernel = inspect.unwrap(compat.RotaryEmbedding.forward_cpu)
+    got, _ = kernel(layer, torch.arange(TOKENS), query.clone())
     assert torch.allclose(got, wanted) is not compat.has_defect("rotary_heads")
