@@ -78,7 +78,7 @@ from enum import StrEnum
 from prometheus_client import CollectorRegistry
 
 from engine_adapter.policies.names import POLICY_NAMES
-from engine_adapter.seam.counts import NO_GRAMMARS, ProposerCounts, StepReport
+from engine_adapter.seam.counts import NO_GRAMMARS, ProposerCounts, StepKind, StepReport
 from engine_adapter.seam.types import NONE
 from server.control.types import SelectedBy, SwitchMode, SwitchOutcome
 from server.telemetry.admission_metrics import AdmissionMetrics
@@ -213,6 +213,8 @@ class Metrics:
         self._step_seconds = make.histogram(
             "specgate_step_seconds", "Engine step time", _STEP_BUCKETS, "kind"
         )
+        for kind in StepKind:
+            self._step_seconds.labels(kind)
         self._restarts = make.counter(
             "specgate_engine_restarts", "Attempts to replace a dead engine process", "outcome"
         )

@@ -15,10 +15,15 @@ from engine_adapter.policies.names import POLICY_NAMES
 from tests.deploy.grafana import queries
 from tests.deploy.grafana.answers import Report, Span, check
 from tests.deploy.grafana.mixed_load import RULES, MixedLoad
-from tests.deploy.grafana.prometheus_process import Prometheus, need_prometheus, scraping
+from tests.deploy.grafana.prometheus_process import (
+    SCRAPE_S,
+    Prometheus,
+    need_prometheus,
+    scraping,
+)
 from tests.deploy.grafana.queries import FOLDER, NAMES
 from tests.e2e.served import PROPOSERS, Served, wait_until
-from tests.e2e.traffic import clients
+from tests.e2e.traffic import chat, clients, stream
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -82,7 +87,12 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 
 
 async def load_fakes(prometheus: Prometheus, servers: list[Served]) -> Scraped:
+    """The mixed load, after plain decoding alone: a mixed load may have no step without drafts."""
     began = time.time()
+    await asyncio.sleep(2 * SCRAPE_S)
+    for served in servers:
+        async with clients(served.url) as client:
+            await stream(client, chat(0, spec_decode={"proposer": "none"}))
     loads = [MixedLoad(served.url) for served in servers]
 
     async def fail() -> None:

@@ -77,6 +77,7 @@ def test_a_step_is_counted_by_proposer(registry: CollectorRegistry, metrics: Met
     assert value("specgate_proposer_draft_seconds_count", "ngram") == 0
     assert value("specgate_proposer_catchup_tokens_total", "draft") == 34
     assert registry.get_sample_value("specgate_step_seconds_count", {"kind": "verify"}) == 2
+    assert registry.get_sample_value("specgate_step_seconds_count", {"kind": "decode"}) == 0
 
 
 def test_plain_decoding_has_no_drafts_to_count(
