@@ -75,6 +75,7 @@ def _check_restrictions(sampling: SamplingOptions) -> None:
     for param, is_requested in (
         ("allowed_token_ids", bool(sampling.allowed_token_ids)),
         ("bad_words", bool(sampling.bad_words)),
+        ("repetition_detection", sampling.repetition_detection is not None),
         (constraint.param if constraint else "", constraint is not None),
     ):
         if is_requested:

@@ -80,6 +80,19 @@ class StructuredOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """Ends a text whose last tokens are one pattern, `min_count` times without a gap.
+
+    Attributes:
+        max_pattern_size, min_pattern_size: the lengths of the pattern, in tokens.
+    """
+
+    max_pattern_size: int
+    min_count: int
+    min_pattern_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """How one sequence is sampled. Defaults are OpenAI's; `None` means "not set".
 
@@ -93,6 +106,7 @@ class SamplingOptions:
         seed: makes the sequence repeatable.
         logprobs, prompt_logprobs: alternatives per token; 0 returns only the token's own.
         stop: strings that end the text; the text ends before the matched string.
+        repetition_detection: ends a text that repeats itself; not before `min_tokens`.
         spaces_between_special_tokens: without `skip_special_tokens`, added tokens that follow
             each other are decoded as other tokens are, not as they are written.
     """
@@ -109,6 +123,7 @@ class SamplingOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    repetition_detection: RepetitionDetection | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
@@ -186,6 +201,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
 
 
 @dataclass(frozen=True, slots=True)

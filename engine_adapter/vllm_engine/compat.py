@@ -32,6 +32,7 @@ NAMES = {
     "FinishReason": "vllm.v1.engine",
     "VLLMClientError": "vllm.exceptions",
     "RequestOutputKind": "vllm.sampling_params",
+    "RepetitionDetectionParams": "vllm.sampling_params",
     "StructuredOutputsParams": "vllm.sampling_params",
     "LoRARequest": "vllm.lora.request",
     # Parsers of the target's own tool calls and reasoning, which run in the front end.

@@ -45,6 +45,7 @@ def sampling_options(
         presence_penalty=_or(body.presence_penalty, _DEFAULTS.presence_penalty),
         frequency_penalty=_or(body.frequency_penalty, _DEFAULTS.frequency_penalty),
         repetition_penalty=_or(body.repetition_penalty, _DEFAULTS.repetition_penalty),
+        repetition_detection=body.repetition_detection and body.repetition_detection.detection(),
         logit_bias=bias,
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         bad_words=tuple(body.bad_words or ()),

@@ -293,6 +293,7 @@ class MessagesRequest(GenerationBody, PromptBody):
     n: Annotated[None, refused(1)] = None
     response_format: Annotated[None, refused(instead="use output_config.format")] = None
     prompt_logprobs: Annotated[None, refused(instead="send a chat")] = None
+    repetition_detection: Annotated[None, refused(instead="send a chat")] = None
     return_token_ids: Annotated[None, refused(False, instead="send a chat")] = None
     stream_options: Annotated[None, refused()] = None
     mcp_servers: Annotated[None, refused([])] = None

@@ -38,7 +38,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "logit_processors": ([],),
     "watermarking": (False,),
-    "repetition_detection": (),
     "thinking_token_budget": (-1,),
     "vllm_xargs": ({},),
     # Constraints on the text that other servers have.

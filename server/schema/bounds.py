@@ -30,6 +30,9 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 128
 """Characters of an entry of `bad_words`: each is tokenized for each choice."""
 
+MAX_PATTERN = 64
+"""Tokens of a pattern that `repetition_detection` looks for: vLLM compares its square per token."""
+
 MAX_PARTS = 10_000
 """Parts of an item or a prediction; parts and earlier calls of all messages of a chat together."""
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from server.schema.answers import AnswerMetrics, PromptLogprobs, SpeculativeDecoding, Usage, absent
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "repetition", "tool_calls"]
 """Why a choice has ended."""
 
 

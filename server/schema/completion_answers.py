@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from server.schema.answers import AnswerMetrics, PromptLogprobs, SpeculativeDecoding, Usage, absent
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "repetition"]
 """Why a choice has ended."""
 
 

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from engine_adapter.seam.text import short_repr
-from engine_adapter.seam.types import StructuredOutput
+from engine_adapter.seam.types import RepetitionDetection, StructuredOutput
 from server.errors import InvalidField
 from server.schema.base import Body, Strict, check_unicode
 from server.schema.bounds import (
@@ -15,6 +15,7 @@ from server.schema.bounds import (
     MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_PARTS,
+    MAX_PATTERN,
     MAX_STOP_CHARS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
@@ -145,6 +146,39 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
+_PatternSize = Annotated[int, Field(ge=0, le=MAX_PATTERN)]
+
+
+class Repetition(Strict):
+    """vLLM's `repetition_detection`: how long a pattern of tokens is, and how often it stands."""
+
+    max_pattern_size: _PatternSize = 0
+    min_pattern_size: _PatternSize = 0
+    min_count: int = Field(0, ge=0, le=MAX_INT)
+
+    def detection(self) -> RepetitionDetection | None:
+        """What the engine looks for; `None` for a pattern of no tokens.
+
+        Raises `InvalidField`.
+        """
+        field = "repetition_detection"
+        if self.min_pattern_size > self.max_pattern_size:
+            name = f"{field}.min_pattern_size"
+            message = (
+                f"{name} is {self.min_pattern_size}, but can be at most max_pattern_size, "
+                f"{self.max_pattern_size}."
+            )
+            raise InvalidField(name, message)
+        if self.max_pattern_size == 0:
+            return None
+        if self.min_count < 2:
+            name = f"{field}.min_count"
+            raise InvalidField(name, f"{name} must be at least 2, not {self.min_count}.")
+        return RepetitionDetection(
+            self.max_pattern_size, self.min_count, max(self.min_pattern_size, 1)
+        )
+
+
 AllowedTokens = Annotated[
     list[int], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True)
 ]
@@ -188,6 +222,7 @@ class GenerationBody(Body, ForeignConstraints):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
+    repetition_detection: Repetition | None = None
     logit_bias: LogitBias = None
     allowed_token_ids: AllowedTokens | None = None
     bad_words: BadWords | None = None

@@ -19,6 +19,7 @@ from engine_adapter.seam.types import (
     FinishReason,
     GenerationRequest,
     LoraAdapter,
+    RepetitionDetection,
     StructuredOutput,
     TokenLogprob,
 )
@@ -72,6 +73,7 @@ def sampling_params(request: GenerationRequest, checker: Checker | None = None) 
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             repetition_penalty=options.repetition_penalty,
+            repetition_detection=_repetition_detection(options.repetition_detection),
             logit_bias=dict(options.logit_bias) or None,
             allowed_token_ids=list(options.allowed_token_ids) or None,
             bad_words=list(options.bad_words) or None,
@@ -104,6 +106,17 @@ def lora_request(adapter: LoraAdapter | None) -> Any:
     if adapter is None:
         return None
     return compat.LoRARequest(f"{adapter.name}:{adapter.id}", adapter.id, adapter.folder)
+
+
+def _repetition_detection(detection: RepetitionDetection | None) -> Any:
+    """vLLM's `RepetitionDetectionParams`."""
+    if detection is None:
+        return None
+    return compat.RepetitionDetectionParams(
+        max_pattern_size=detection.max_pattern_size,
+        min_pattern_size=detection.min_pattern_size,
+        min_count=detection.min_count,
+    )
 
 
 def _structured_outputs(constraint: StructuredOutput | None, *, is_checked: bool) -> Any:
@@ -203,7 +216,7 @@ def _finish_reason(reason: str | None, attached: Mapping[str, Any] | None) -> Fi
         if failure is not None:
             raise ConstraintFailed(failure)
         raise EngineError("the engine could not finish the request")
-    return FinishReason.LENGTH if reason == "length" else FinishReason.STOP
+    return FinishReason(reason)
 
 
 def _logprobs(choice: Any) -> tuple[TokenLogprob, ...] | None:

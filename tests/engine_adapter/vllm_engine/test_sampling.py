@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from engine_adapter.seam.types import SamplingOptions
+from engine_adapter.seam.types import FinishReason, RepetitionDetection, SamplingOptions
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate, greedy, pinned
 
@@ -150,3 +150,26 @@ async def test_logprobs_are_the_same_under_every_proposer(
         drafted = await logprobs(name, k)
         assert [(t, c) for t, _, c in drafted] == [(t, c) for t, _, c in plain]
         assert [p for _, p, _ in drafted] == pytest.approx([p for _, p, _ in plain], abs=1e-4)
+
+
+async def test_a_text_that_repeats_itself_ends_at_the_same_token_with_every_proposer(
+    live: Live, prompts: list[Prompt]
+) -> None:
+    limits = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0}
+    forced = SamplingOptions(
+        **limits,
+        logit_bias={77: 100.0},
+        min_tokens=10,
+        repetition_detection=RepetitionDetection(max_pattern_size=3, min_count=4),
+    )
+    free = SamplingOptions(
+        **limits, repetition_detection=RepetitionDetection(max_pattern_size=16, min_count=2)
+    )
+    methods = [pinned("none", 0), *(pinned(name, k) for name, k in DRAFTING.items())]
+    for sampling in (forced, free):
+        results = await asyncio.gather(
+            *(generate(live, prompts[0], sampling, method) for method in methods)
+        )
+        (tokens,) = {result.tokens for result in results}
+        assert {result.finish_reason for result in results} == {FinishReason.REPETITION}
+        assert sampling is free or tokens == (77,) * 10

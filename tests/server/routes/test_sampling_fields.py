@@ -25,6 +25,7 @@ HONOURED: list[tuple[dict[str, Any], str, Any]] = [
     ({"logit_bias": {"5": -100, "17": 2.5}}, "logit_bias", {5: -100.0, 17: 2.5}),
     ({"allowed_token_ids": [5, 6]}, "allowed_token_ids", (5, 6)),
     ({"bad_words": ["a", " b"]}, "bad_words", ("a", " b")),
+    ({"repetition_detection": {}}, "repetition_detection", None),
     ({}, "structured_output", None),
     ({"grammar": "", "format": ""}, "structured_output", None),
     (
@@ -169,6 +170,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"allowed_token_ids": [999999]}, "allowed_token_ids"),
     ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
     ({"bad_words": [""]}, "bad_words.0"),
+    ({"repetition_detection": {"max_pattern_size": 65}}, "repetition_detection.max_pattern_size"),
+    ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection.min_count"),
+    (
+        {"repetition_detection": {"max_pattern_size": 3, "min_count": 1}},
+        "repetition_detection.min_count",
+    ),
+    (
+        {"repetition_detection": {"min_pattern_size": 2, "min_count": 2}},
+        "repetition_detection.min_pattern_size",
+    ),
     ({"bad_words": ["\ud800"]}, "bad_words.0"),
     ({"bad_words": "a"}, "bad_words"),
     ({"bad_words": ["a"] * 129}, "bad_words"),
@@ -240,6 +251,10 @@ async def test_an_invalid_value_is_a_400_that_names_its_field(
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
         ({"bad_words": ["a"]}, "bad_words"),
+        (
+            {"repetition_detection": {"max_pattern_size": 9, "min_count": 2}},
+            "repetition_detection",
+        ),
         ({"allowed_token_ids": [5]}, "allowed_token_ids"),
     ],
 )

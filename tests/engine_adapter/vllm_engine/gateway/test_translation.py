@@ -14,6 +14,7 @@ from engine_adapter.seam.types import (
     ConstraintKind,
     FinishReason,
     GenerationRequest,
+    RepetitionDetection,
     SamplingOptions,
     SpecDecodeParams,
     SpecMethod,
@@ -50,6 +51,7 @@ OPTIONS = SamplingOptions(
     presence_penalty=0.5,
     frequency_penalty=-0.25,
     repetition_penalty=1.25,
+    repetition_detection=RepetitionDetection(6, 3, 2),
     logit_bias={7: -100.0, 8: 2.5},
     allowed_token_ids=(7, 8, 9),
     bad_words=("never",),
@@ -62,7 +64,11 @@ OPTIONS = SamplingOptions(
     include_stop_str_in_output=True,
 )
 
-PLAIN_FIELDS = [f.name for f in fields(SamplingOptions) if f.name != "structured_output"]
+PLAIN_FIELDS = [
+    f.name
+    for f in fields(SamplingOptions)
+    if f.name not in ("structured_output", "repetition_detection")
+]
 """The fields that vLLM has under the same name."""
 
 
@@ -137,6 +143,13 @@ def test_each_kind_of_constraint_reaches_vllm(
 
 
 @pytest.mark.needs_vllm
+def test_the_detection_of_repetition_reaches_vllm() -> None:
+    theirs = translated(OPTIONS).repetition_detection
+    assert (theirs.max_pattern_size, theirs.min_count, theirs.min_pattern_size) == (6, 3, 2)
+    assert translated(SamplingOptions()).repetition_detection is None
+
+
+@pytest.mark.needs_vllm
 def test_without_a_constraint_vllm_gets_none() -> None:
     assert translated(SamplingOptions()).structured_outputs is None
 
@@ -196,9 +209,14 @@ def test_an_unknown_number_of_cached_tokens_is_0() -> None:
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [(None, None), ("stop", FinishReason.STOP), ("length", FinishReason.LENGTH)],
+    [
+        (None, None),
+        ("stop", FinishReason.STOP),
+        ("length", FinishReason.LENGTH),
+        ("repetition", FinishReason.REPETITION),
+    ],
 )
-def test_finish_reasons_are_those_of_openai(theirs: str | None, ours: FinishReason | None) -> None:
+def test_finish_reasons_keep_their_names(theirs: str | None, ours: FinishReason | None) -> None:
     assert to_delta(output({"finish_reason": theirs})).finish_reason is ours
 
 
