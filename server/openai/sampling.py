@@ -31,6 +31,7 @@ def sampling_options(
     rest_of_context = info.max_model_len - prompt_tokens
     bias = {int(token_id): value for token_id, value in (body.logit_bias or {}).items()}
     _check_ids(body, info, bias)
+    repetition = body.repetition_detection
     return SamplingOptions(
         temperature=_temperature(body),
         top_p=_or(body.top_p or None, _DEFAULTS.top_p),
@@ -45,7 +46,7 @@ def sampling_options(
         presence_penalty=_or(body.presence_penalty, _DEFAULTS.presence_penalty),
         frequency_penalty=_or(body.frequency_penalty, _DEFAULTS.frequency_penalty),
         repetition_penalty=_or(body.repetition_penalty, _DEFAULTS.repetition_penalty),
-        repetition_detection=body.repetition_detection and body.repetition_detection.detection(),
+        repetition_detection=None if repetition is None else repetition.detection(),
         logit_bias=bias,
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         bad_words=tuple(body.bad_words or ()),

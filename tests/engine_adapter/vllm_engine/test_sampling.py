@@ -155,7 +155,7 @@ async def test_logprobs_are_the_same_under_every_proposer(
 async def test_a_text_that_repeats_itself_ends_at_the_same_token_with_every_proposer(
     live: Live, prompts: list[Prompt]
 ) -> None:
-    limits = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0}
+    limits: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0}
     forced = SamplingOptions(
         **limits,
         logit_bias={77: 100.0},
