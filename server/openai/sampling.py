@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 
 from engine_adapter.seam.text import short_repr
-from engine_adapter.seam.types import EngineInfo, SamplingOptions, StructuredOutput
+from engine_adapter.seam.types import (
+    EngineInfo,
+    RepetitionDetection,
+    SamplingOptions,
+    StructuredOutput,
+)
 from server.errors import InvalidField
 from server.openai.prompts import check_max_tokens, check_token_ids
 from server.schema.generation_body import GenerationBody
@@ -31,7 +36,6 @@ def sampling_options(
     rest_of_context = info.max_model_len - prompt_tokens
     bias = {int(token_id): value for token_id, value in (body.logit_bias or {}).items()}
     _check_ids(body, info, bias)
-    repetition = body.repetition_detection
     return SamplingOptions(
         temperature=_temperature(body),
         top_p=_or(body.top_p or None, _DEFAULTS.top_p),
@@ -46,7 +50,7 @@ def sampling_options(
         presence_penalty=_or(body.presence_penalty, _DEFAULTS.presence_penalty),
         frequency_penalty=_or(body.frequency_penalty, _DEFAULTS.frequency_penalty),
         repetition_penalty=_or(body.repetition_penalty, _DEFAULTS.repetition_penalty),
-        repetition_detection=None if repetition is None else repetition.detection(),
+        repetition_detection=_repetition_detection(body),
         logit_bias=bias,
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         bad_words=tuple(body.bad_words or ()),
@@ -80,6 +84,11 @@ def _check_end(body: GenerationBody, constraint: StructuredOutput | None) -> Non
     for name in ("ignore_eos", "min_tokens"):
         if getattr(body, name):
             raise InvalidField(name, f"{name} and {constraint.param} exclude each other.")
+
+
+def _repetition_detection(body: GenerationBody) -> RepetitionDetection | None:
+    repetition = body.repetition_detection
+    return None if repetition is None else repetition.detection()
 
 
 def _min_tokens(body: GenerationBody, limit: int) -> int:
