@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from engine_adapter.fake.engine import FakeEngine
-from engine_adapter.seam.counts import SpecStats
+from engine_adapter.seam.counts import SpecStats, StepKind
 from engine_adapter.seam.factory import create_engine
 from engine_adapter.seam.interface import Engine
 from engine_adapter.seam.types import Delta, FinishReason, GenerationRequest
@@ -70,6 +70,12 @@ class Gateway:
     def sample(self, name: str, **labels: str) -> float | None:
         """A metric's value."""
         return self.registry.get_sample_value(name, labels)
+
+    @property
+    def steps(self) -> float:
+        """The engine's steps so far."""
+        samples = (self.sample("specgate_step_seconds_count", kind=kind) for kind in StepKind)
+        return sum(count for count in samples if count is not None)
 
 
 def build(

@@ -1,91 +1,19 @@
-"""More requests than the engine can run: slices, the queue, its refusals, and fairness of keys."""
+"""More requests than the engine can run: the queue, its refusals, and fairness of keys."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-from fastapi.routing import APIRoute
 
 from engine_adapter.seam.types import StructuredOutput
-from server.http.key_limit import COUNTED_PATHS, COUNTED_PREFIX, GENERATING_PATHS
+from server.http.key_limit import GENERATING_PATHS
 from tests.server.conftest import StartGateway
-from tests.server.gateway import Exchange, Gateway, build, eventually
+from tests.server.gateway import Gateway, eventually
 
 SMALL: dict[str, Any] = {"prompt": [7], "max_tokens": 16, "ignore_eos": True, "temperature": 0}
 ENDLESS: dict[str, Any] = {"prompt": [5], "max_tokens": 2000, "ignore_eos": True}
-LARGE: dict[str, dict[str, Any]] = {
-    "n 128 x 16 prompts": {"prompt": [[i] for i in range(5, 21)], "n": 128, "max_tokens": 200},
-    "n 128 with logprobs 20": {"prompt": [5], "n": 128, "logprobs": 20, "max_tokens": 200},
-    "256 echoed prompts": {
-        "prompt": [[i] * 300 for i in range(5, 261)],
-        "echo": True,
-        "logprobs": 5,
-        "max_tokens": 4,
-    },
-}
-
-
-@pytest.mark.parametrize("name", LARGE)
-async def test_a_small_request_beside_a_large_one_takes_at_most_three_times_as_long(
-    start: StartGateway, name: str
-) -> None:
-    gateway = await start(
-        max_num_seqs=64,
-        max_request_sequences=8,
-        engine_args={"fake_step_ms": 1, "fake_acceptance": 0},
-        spec_method="none",
-    )
-    alone = await steps_of(gateway, gateway.exchange("/v1/completions", SMALL))
-    large = gateway.exchange("/v1/completions", {**LARGE[name], "ignore_eos": True})
-    task = large.begin()
-    most = 8
-    await eventually(lambda: gateway.engine.num_running > 0, 20)
-    for _ in range(10):
-        beside = await steps_of(
-            gateway,
-            gateway.exchange("/v1/completions", SMALL),
-            # Its steps carry a slice of the large request, not all of it.
-            lambda: (
-                gateway.engine.num_running + gateway.engine.num_waiting <= most + 1
-                and not gateway.runtime.admission.slots.num_queued
-            ),
-        )
-        assert beside <= 3 * alone
-    assert not task.done()
-    large.leave()
-    await task
-    assert gateway.runtime.admission.slots.in_use == 0
-    assert gateway.engine.num_running == gateway.engine.num_waiting == 0
-
-
-async def steps_of(
-    gateway: Gateway, exchange: Exchange, holds: Callable[[], bool] = lambda: True
-) -> float:
-    """The engine's steps from the request to its answer; `holds` is checked meanwhile."""
-    before = steps(gateway)
-    task = exchange.begin()
-    while not task.done():
-        assert holds()
-        await asyncio.sleep(0)
-    await task
-    assert exchange.status == 200
-    return steps(gateway) - before
-
-
-def steps(gateway: Gateway) -> float:
-    kinds = ("prefill", "decode", "verify")
-    return sum(gateway.sample("specgate_step_seconds_count", kind=kind) or 0 for kind in kinds)
-
-
-async def test_all_sequences_of_a_large_request_are_answered(start: StartGateway) -> None:
-    gateway = await start(max_num_seqs=8)
-    body = (await gateway.complete([[i] for i in range(5, 15)], n=6, max_tokens=3)).json()
-    assert [choice["index"] for choice in body["choices"]] == list(range(60))
-    assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
-    assert body["usage"]["completion_tokens"] == 180
 
 
 class Full:
@@ -391,80 +319,6 @@ async def test_a_request_without_a_chance_is_refused_before_its_body_is_read(
     # This key would get a place.
     assert (await ask("other"), read) == (400, 1)
     assert await people.served() == ["flood 1", "flood 2"]
-
-
-async def test_a_key_has_limits_of_its_own(start: StartGateway) -> None:
-    gateway = await start(
-        max_key_requests=2, max_key_requests_per_minute=5, engine_args={"fake_step_ms": 1}, **KEYS
-    )
-
-    async def ask(name: str, **more: Any) -> httpx.Response:
-        return await gateway.post("/v1/completions", {**SMALL, **more}, **bearer(name))
-
-    running = [asyncio.create_task(ask("flood", **ENDLESS)) for _ in range(2)]
-    await eventually(lambda: gateway.engine.num_running == 2, 20)
-    refused = await ask("flood")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (
-        429,
-        "concurrency_limit_exceeded",
-    )
-    assert refused.headers["retry-after"] == "1"
-    assert [(await ask("other")).status_code for _ in range(6)] == [200] * 5 + [429]
-    limited = await ask("other")
-    assert limited.json()["error"]["code"] == "rate_limit_exceeded"
-    assert 1 <= int(limited.headers["retry-after"]) <= 12
-    assert (await ask("plain")).status_code == 200
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
-
-
-@pytest.mark.parametrize("path", sorted(COUNTED_PATHS))
-async def test_a_request_above_a_limit_of_its_key_is_refused_before_its_body_is_read(
-    start: StartGateway, path: str, tmp_path: Path
-) -> None:
-    files_dir = str(tmp_path / "files")
-    gateway = await start(max_key_requests_per_minute=1, files_dir=files_dir, **KEYS)
-    kind = "multipart/form-data; boundary=x" if path == "/v1/files" else "application/json"
-    read = 0
-
-    async def body() -> AsyncIterator[bytes]:
-        nonlocal read
-        read += 1
-        yield b"{}"
-
-    async def ask(name: str) -> httpx.Response:
-        headers = {"content-type": kind, "authorization": f"Bearer key-{name}"}
-        return await gateway.client.post(path, content=body(), headers=headers)
-
-    # A body that is not valid counts too, or such bodies would be without a limit.
-    assert (await ask("flood")).status_code == 400
-    assert read == 1
-    refused = await ask("flood")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-    assert read == 1
-    assert (await ask("wrong")).status_code == 401
-    assert (await ask("other")).status_code == 400
-    name = "specgate_limited_requests_total"
-    assert gateway.sample(name, reason="rate_limit_exceeded") == 1
-    assert (
-        gateway.sample("specgate_http_requests_total", route=path, method="POST", status="429") == 1
-    )
-    # What makes no work of texts does not count.
-    headers = {"authorization": "Bearer key-flood"}
-    assert (await gateway.client.get("/v1/models", headers=headers)).status_code == 200
-
-
-def test_every_path_with_a_limit_of_the_key_is_counted() -> None:
-    app = build()[0]
-    limited = {
-        route.path
-        for route in app.routes
-        if isinstance(route, APIRoute) and "rate_limit_exceeded" in str(route.responses.get(429))
-    }
-    stored = {path for path in limited if path.startswith(COUNTED_PREFIX)}
-    assert limited - stored == COUNTED_PATHS
-    assert stored
 
 
 @pytest.mark.prove

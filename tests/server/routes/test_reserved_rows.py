@@ -52,17 +52,11 @@ async def ask(gateway: Gateway, name: str) -> httpx.Response:
     return await gateway.post("/v1/completions", SMALL, **bearer(name))
 
 
-def steps(gateway: Gateway) -> float:
-    """The steps of the engine so far."""
-    kinds = ("prefill", "decode", "verify")
-    return sum(gateway.sample("specgate_step_seconds_count", kind=kind) or 0 for kind in kinds)
-
-
 async def steps_of(gateway: Gateway, name: str) -> float:
     """The engine's steps from a small request of a key to its answer."""
-    before = steps(gateway)
+    before = gateway.steps
     assert (await ask(gateway, name)).status_code == 200
-    return steps(gateway) - before
+    return gateway.steps - before
 
 
 async def test_a_key_with_long_requests_does_not_hold_up_another_one(start: StartGateway) -> None:
