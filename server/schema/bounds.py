@@ -31,7 +31,12 @@ MAX_BAD_WORD_CHARS = 128
 """Characters of an entry of `bad_words`: each is tokenized for each choice."""
 
 MAX_PATTERN = 64
-"""Tokens of a pattern that `repetition_detection` looks for: vLLM compares its square per token."""
+"""Tokens of a pattern that `repetition_detection` looks for: vLLM tries each length per token."""
+
+MAX_REPEATED_TOKENS = 1024
+"""Tokens of all repetitions of the longest pattern of `repetition_detection`: after each token of
+the text the scheduler may compare as many for each length, and all rows wait for it.
+"""
 
 MAX_PARTS = 10_000
 """Parts of an item or a prediction; parts and earlier calls of all messages of a chat together."""

@@ -16,6 +16,7 @@ from server.schema.bounds import (
     MAX_BIASES,
     MAX_PARTS,
     MAX_PATTERN,
+    MAX_REPEATED_TOKENS,
     MAX_STOP_CHARS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
@@ -161,22 +162,25 @@ class Repetition(Strict):
 
         Raises `InvalidField`.
         """
-        field = "repetition_detection"
-        if self.min_pattern_size > self.max_pattern_size:
-            name = f"{field}.min_pattern_size"
-            message = (
-                f"{name} is {self.min_pattern_size}, but can be at most max_pattern_size, "
-                f"{self.max_pattern_size}."
+        size, count = self.max_pattern_size, self.min_count
+        if self.min_pattern_size > size:
+            raise _wrong_repetition(
+                "min_pattern_size", f"is {self.min_pattern_size}, above max_pattern_size, {size}"
             )
-            raise InvalidField(name, message)
-        if self.max_pattern_size == 0:
+        if size == 0:
             return None
-        if self.min_count < 2:
-            name = f"{field}.min_count"
-            raise InvalidField(name, f"{name} must be at least 2, not {self.min_count}.")
-        return RepetitionDetection(
-            self.max_pattern_size, self.min_count, max(self.min_pattern_size, 1)
-        )
+        if count < 2:
+            raise _wrong_repetition("min_count", f"must be at least 2, not {count}")
+        max_count = MAX_REPEATED_TOKENS // size
+        if count > max_count:
+            reason = f"can be at most {max_count} with a max_pattern_size of {size}, not {count}"
+            raise _wrong_repetition("min_count", reason)
+        return RepetitionDetection(size, count, max(self.min_pattern_size, 1))
+
+
+def _wrong_repetition(name: str, reason: str) -> InvalidField:
+    field = f"repetition_detection.{name}"
+    return InvalidField(field, f"{field} {reason}.")
 
 
 AllowedTokens = Annotated[

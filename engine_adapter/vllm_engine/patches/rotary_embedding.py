@@ -5,6 +5,7 @@ have a dimension of their own (`RotaryEmbedding.forward_cpu` in
 `model_executor/layers/rotary_embedding/base.py`). LFM 2 is written so; its text is not the model's.
 """
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ def patch_rotary_embedding() -> None:
     if getattr(kernel, "__module__", None) == __name__:
         return
 
+    @wraps(kernel, assigned=())
     def forward_cpu(
         layer: Any, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -27,6 +29,4 @@ def patch_rotary_embedding() -> None:
         flat = kernel(layer, positions, query.flatten(1), None if key is None else key.flatten(1))
         return flat[0].view_as(query), None if key is None else flat[1].view_as(key)
 
-    # As functools does it: a test finds vLLM's own, also where an engine ran in its process.
-    forward_cpu.__wrapped__ = kernel  # type: ignore[attr-defined]
     compat.RotaryEmbedding.forward_cpu = forward_cpu

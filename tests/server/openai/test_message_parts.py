@@ -34,5 +34,6 @@ def test_without_tools_everything_is_text() -> None:
     assert reader.read(Delta("[{")) == (TextPiece("[{"),)
     assert reader.read(Delta("", (5,))) == ()
     assert reader.whole(Delta("<think>", (1, 2))) == AssistantMessage("<think>")
-    assert [reader.finish_reason(reason) for reason in FinishReason] == list(FinishReason)
+    reasons = [reader.finish_reason(reason) for reason in FinishReason]
+    assert reasons == ["stop", "length", "repetition"]
     assert reader.num_reasoning_tokens is None

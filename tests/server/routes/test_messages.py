@@ -357,6 +357,7 @@ RESULTS = [{"role": "user", "content": [RESULT | {"content": [TEXT] * 5000}] * 2
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"tools": TOOLS, "tool_choice": {"type": "any", "name": "now"}}, "tool_choice.name"),
         ({"n": 2}, "n"),
+        ({"repetition_detection": {}}, "repetition_detection"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"temperature": 3}, "temperature"),
         ({"spec_decode": {"proposer": "nope"}}, "spec_decode.proposer"),

@@ -130,6 +130,11 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logprobs": True}, "logprobs", UNSUPPORTED),
     ({"return_token_ids": True}, "return_token_ids", UNSUPPORTED),
     ({"prompt_logprobs": 1}, "prompt_logprobs", UNSUPPORTED),
+    (
+        {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
+        "repetition_detection",
+        UNSUPPORTED,
+    ),
     ({"add_generation_prompt": False}, "add_generation_prompt", UNSUPPORTED),
     ({"enable_response_messages": True}, "enable_response_messages", UNSUPPORTED),
     ({"previous_input_messages": []}, "previous_input_messages", UNSUPPORTED),

@@ -180,6 +180,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"repetition_detection": {"min_pattern_size": 2, "min_count": 2}},
         "repetition_detection.min_pattern_size",
     ),
+    (
+        {"repetition_detection": {"max_pattern_size": 64, "min_count": 17}},
+        "repetition_detection.min_count",
+    ),
     ({"bad_words": ["\ud800"]}, "bad_words.0"),
     ({"bad_words": "a"}, "bad_words"),
     ({"bad_words": ["a"] * 129}, "bad_words"),
