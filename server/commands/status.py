@@ -120,7 +120,7 @@ def _lines(method: dict[str, Any]) -> list[str]:
     ]
     if policy := method.get("policy"):
         lines += policy_lines(policy)
-    lines += _engine_lines(method)
+    lines += _engine_lines(method) + _parser_lines(method["parsers"])
     if drain := method["drain"]:
         lines.append(
             f"drain      to {method_text(drain['to'])}: {drain['held']} held, "
@@ -138,6 +138,13 @@ def _engine_lines(method: dict[str, Any]) -> list[str]:
         f"{name:<10} {engine['state']}: {printable(engine['reason'])}"
         for name, engine in zip(names, engines if several else [method["engine"]], strict=True)
         if engine["state"] != "serving"
+    ]
+
+
+def _parser_lines(parsers: dict[str, Any]) -> list[str]:
+    return [
+        f"{label:<10} {parser['name'] or 'none'}: {printable(parser['reason'])}"
+        for label, parser in (("tools", parsers["tool_call"]), ("reasoning", parsers["reasoning"]))
     ]
 
 

@@ -77,6 +77,9 @@ async def spec_method(runtime: StartedRuntime) -> SpecMethodResponse:
         since=active.since,
         in_flight=dict(switcher.in_flight.by_proposer),
         drain=switcher.drain,
+        parsers=schema.Parsers(
+            tool_call=runtime.info.tool_call_parser, reasoning=runtime.info.reasoning_parser
+        ),
         policy=runtime.policy_admin.status(active.name),
         window_s=WINDOW_S,
         proposers=runtime.metrics.rolling_stats(),

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel
 
 from engine_adapter.seam.errors import EngineDead
 from engine_adapter.seam.text import NAME
+from engine_adapter.seam.types import ParserChoice
 from server.control.method_names import MethodRequest
 from server.control.records import Drain, PolicyStatus, ProposerRecord, SwitchRecord
 from server.control.types import (
@@ -119,6 +120,13 @@ class Engine(BaseModel):
         )
 
 
+class Parsers(BaseModel):
+    """What reads the calls and the reasoning in the target's texts."""
+
+    tool_call: ParserChoice
+    reasoning: ParserChoice
+
+
 class SpecMethodResponse(BaseModel):
     """`GET /v1/spec_method`."""
 
@@ -130,6 +138,7 @@ class SpecMethodResponse(BaseModel):
     drain: Drain | None = Field(description="the running drain, if there is one")
     engine: Engine = Field(description="serving while one of the engines serves")
     engines: list[Engine] = Field(description="each engine; one without --data-parallel-size")
+    parsers: Parsers = Field(description="of the target's calls and reasoning")
     policy: PolicyStatus | None = Field(description="the active policy; null for a proposer")
     window_s: int = Field(description="seconds that `proposers` and `decisions` sum over")
     proposers: dict[str, RollingStats]

@@ -19,6 +19,10 @@ METHOD: dict[str, Any] = {
     "since": 1795254640.9,
     "in_flight": {"ngram": 3, "draft": 1},
     "engine": {"state": "serving", "reason": None, "retry_after_s": None},
+    "parsers": {
+        "tool_call": {"name": "hermes", "reason": "it is named by a setting"},
+        "reasoning": {"name": None, "reason": "it is turned off"},
+    },
     "drain": {
         "to": {"spec_method": "none", "num_speculative_tokens": 0},
         "held": 2,
@@ -79,7 +83,9 @@ def test_the_table_has_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [" ".join(row) for row in rows(out)]
     assert lines[0].startswith("active ngram (k 4), generation 9, since 20")
     assert lines[1] == "in flight 4 (draft 1, ngram 3)"
-    assert lines[2] == "drain to none: 2 held, 1.2 of 30 s"
+    assert lines[2] == "tools hermes: it is named by a setting"
+    assert lines[3] == "reasoning none: it is turned off"
+    assert lines[4] == "drain to none: 2 held, 1.2 of 30 s"
     assert "* ngram ngram 4 primary, backup loaded 0.62 2.88 0.13" in lines
     assert "draft draft_model 4 loaded - - -" in lines
     (heading,) = [line for line in lines if line.startswith("proposer ")]
