@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from engine_adapter.seam.images import ImageSupport
 from engine_adapter.seam.text import truncate
 from server.errors import InvalidField
+from server.fill_in import FillInTokens, find_fill_in_tokens
 from server.images.placeholders import with_placeholders
 from server.schema.json_values import is_larger
 from server.special_tokens import HiddenValue
@@ -101,13 +102,18 @@ class Renderer:
         renderer = cls(
             loaded, template, special_tokens_as_text=special_tokens_as_text, images=images
         )
-        _ = renderer.longest_token
+        _ = renderer.longest_token, renderer.fill_in_tokens
         return renderer
 
     @cached_property
     def longest_token(self) -> int:
         """The characters of the longest token: no token stands for more of a text."""
         return max(map(len, self._tokenizer.get_vocab()), default=1)
+
+    @cached_property
+    def fill_in_tokens(self) -> FillInTokens | None:
+        """The tokens with which the target fills in text; `None` if the tokenizer has none."""
+        return find_fill_in_tokens(self._tokenizer.get_vocab())
 
     @property
     def has_chat_template(self) -> bool:

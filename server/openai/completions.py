@@ -40,6 +40,8 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     if (choices := len(body.prompt) * (body.n or 1)) > MAX_PROMPTS:
         message = f"The number of prompts times n can be at most {MAX_PROMPTS}, not {choices}."
         raise InvalidField("n", message)
+    if body.suffix:
+        _check_suffix(renderer, body)
     max_chars = prompt_text_limit(runtime, body)
     if body.truncate_prompt_tokens is not None:
         texts = (prompt for prompt in body.prompt if isinstance(prompt, str))
@@ -168,10 +170,43 @@ async def _encode(
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidField("prompt", "prompt must not be empty.")
+        if body.suffix:
+            return await _filled_in(runtime.renderer, body, prompt, max_chars)
         special = body.add_special_tokens
         prompt = list(await text_prompt(runtime.renderer, prompt, special, max_chars))
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     return truncated(body, runtime.info, prompt, max_tokens)
+
+
+def _check_suffix(renderer: Renderer, body: CompletionRequest) -> None:
+    """Raises `InvalidField` if the target cannot fill in text, or a field does not go with it."""
+    if renderer.fill_in_tokens is None:
+        message = (
+            "suffix needs a tokenizer with tokens for filling in, such as <|fim_prefix|>, and this "
+            "model's has none; leave it out."
+        )
+        raise InvalidField("suffix", message, "unsupported_parameter")
+    if body.echo or body.truncate_prompt_tokens is not None:
+        field = "echo" if body.echo else "truncate_prompt_tokens"
+        raise InvalidField(field, f"{field} cannot stand beside suffix; leave one of them out.")
+    if not all(isinstance(prompt, str) for prompt in body.prompt):
+        message = "suffix needs a prompt of text; token ids can hold the model's own tokens for it."
+        raise InvalidField("prompt", message)
+
+
+async def _filled_in(
+    renderer: Renderer, body: CompletionRequest, prompt: str, max_chars: int
+) -> Sequence[int]:
+    """The prompt and the suffix between the target's tokens for filling in."""
+    tokens = renderer.fill_in_tokens
+    assert tokens is not None
+    assert body.suffix is not None
+    start: Sequence[int] = ()
+    if body.add_special_tokens is not False:
+        start = await renderer.encode("")
+    before = await renderer.encode_text(prompt, param="prompt", max_chars=max_chars)
+    after = await renderer.encode_text(body.suffix, param="suffix", max_chars=max_chars)
+    return [*start, tokens.prefix, *before, tokens.suffix, *after, tokens.middle]
 
 
 async def _echoes(

@@ -93,6 +93,7 @@ A body that declares one of them honours it.
 INSTEAD: Mapping[str, str] = {
     "messages": "send a chat to /v1/chat/completions",
     "prompt": "send a text to /v1/completions",
+    "suffix": "send a text to /v1/completions",
     "guided_decoding_backend": "set structured_outputs_config in --engine-args",
     "guided_whitespace_pattern": "set structured_outputs_config in --engine-args",
     "structural_tag": "send response_format or structured_outputs",

@@ -64,6 +64,7 @@ class CompletionRequest(GenerationBody):
     max_tokens: int | None = Field(None, ge=0, le=MAX_INT)
     best_of: int | None = Field(None, ge=1, le=MAX_INT)
     echo: bool | None = None
+    suffix: str | None = None
     add_special_tokens: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_INT)
     return_tokens_as_token_ids: bool | None = None

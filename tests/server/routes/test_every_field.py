@@ -10,6 +10,7 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from engine_adapter.seam.types import GenerationRequest
+from server.fill_in import FillInTokens
 from server.schema.base import IGNORED, REFUSED, WITHOUT_EFFECT
 from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
@@ -213,6 +214,8 @@ async def answering(
         trust_request_chat_template=True,
     )
     record_requests(gateway, monkeypatch)
+    # The demo's tokenizer has none.
+    monkeypatch.setattr(gateway.runtime.renderer, "fill_in_tokens", FillInTokens(3, 4, 5))
     return gateway
 
 
