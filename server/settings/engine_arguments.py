@@ -36,10 +36,10 @@ class EngineArguments(BaseModel):
     scheduling_policy: Literal["fcfs", "priority"] | None = Field(
         None, description="order of waiting requests: fcfs, or priority by their field `priority`"
     )
-    long_prefill_token_threshold: Count | None = Field(
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="most tokens of one prompt in a step, twice as many while no other request "
-        "runs (64 for the demo)",
+        "runs; 0 is no limit (64 for the demo)",
     )
     max_num_batched_tokens: TokenCount | None = Field(None, description="most tokens in one step")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(

@@ -52,6 +52,7 @@ def test_the_demo_reads_long_prompts_in_parts_that_fit_the_context() -> None:
     assert Settings(max_model_len=32).long_prefill_token_threshold == 32
     assert Settings(max_model_len="4096").long_prefill_token_threshold == 64
     assert Settings(long_prefill_token_threshold=500).long_prefill_token_threshold == 500
+    assert Settings(long_prefill_token_threshold=0).long_prefill_token_threshold == 0
 
 
 @pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), "x"])
