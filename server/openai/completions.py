@@ -201,12 +201,12 @@ async def _filled_in(
     tokens = renderer.fill_in_tokens
     assert tokens is not None
     assert body.suffix is not None
-    start: Sequence[int] = ()
+    first_ids: Sequence[int] = ()
     if body.add_special_tokens is not False:
-        start = await renderer.encode("")
-    before = await renderer.encode_text(prompt, param="prompt", max_chars=max_chars)
-    after = await renderer.encode_text(body.suffix, param="suffix", max_chars=max_chars)
-    return [*start, tokens.prefix, *before, tokens.suffix, *after, tokens.middle]
+        first_ids = await renderer.encode("")
+    prompt_ids = await renderer.encode_text(prompt, param="prompt", max_chars=max_chars)
+    suffix_ids = await renderer.encode_text(body.suffix, param="suffix", max_chars=max_chars)
+    return [*first_ids, tokens.prefix, *prompt_ids, tokens.suffix, *suffix_ids, tokens.middle]
 
 
 async def _echoes(
