@@ -120,7 +120,7 @@ def _lines(method: dict[str, Any]) -> list[str]:
     ]
     if policy := method.get("policy"):
         lines += policy_lines(policy)
-    lines += _engine_lines(method) + _parser_lines(method["parsers"])
+    lines += _engine_lines(method) + _parser_lines(method)
     if drain := method["drain"]:
         lines.append(
             f"drain      to {method_text(drain['to'])}: {drain['held']} held, "
@@ -141,10 +141,13 @@ def _engine_lines(method: dict[str, Any]) -> list[str]:
     ]
 
 
-def _parser_lines(parsers: dict[str, Any]) -> list[str]:
+def _parser_lines(method: dict[str, Any]) -> list[str]:
+    """What reads calls and reasoning; a server of an older version does not say so."""
+    parsers = method.get("parsers", {})
     return [
-        f"{label:<10} {parser['name'] or 'none'}: {printable(parser['reason'])}"
-        for label, parser in (("tools", parsers["tool_call"]), ("reasoning", parsers["reasoning"]))
+        f"{label:<10} {parsers[kind]['name'] or 'none'}: {printable(parsers[kind]['reason'])}"
+        for label, kind in (("tools", "tool_call"), ("reasoning", "reasoning"))
+        if kind in parsers
     ]
 
 

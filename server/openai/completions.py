@@ -7,6 +7,7 @@ from typing import Any
 
 from engine_adapter.seam.types import Delta, FinishReason, SamplingOptions, TokenLogprob
 from server.errors import InvalidField
+from server.fill_in import FillInTokens
 from server.openai.body_checks import check_enforced, check_generation_body
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
@@ -40,15 +41,14 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
     if (choices := len(body.prompt) * (body.n or 1)) > MAX_PROMPTS:
         message = f"The number of prompts times n can be at most {MAX_PROMPTS}, not {choices}."
         raise InvalidField("n", message)
-    if body.suffix:
-        _check_suffix(renderer, body)
+    fill_in_tokens = _fill_in_tokens(renderer, body)
     max_chars = prompt_text_limit(runtime, body)
     if body.truncate_prompt_tokens is not None:
         texts = (prompt for prompt in body.prompt if isinstance(prompt, str))
         check_chars(sum(map(len, texts)), max_chars, "prompt")
     prompts: list[Sequence[int]] = []
     for text_or_ids in body.prompt:
-        prompts.append(await _encode(runtime, body, text_or_ids, max_chars))
+        prompts.append(await _encode(runtime, body, text_or_ids, max_chars, fill_in_tokens))
         await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
     for prompt in prompts:
         check_prompt(info, prompt, "prompt")
@@ -165,21 +165,30 @@ def _options(
 
 
 async def _encode(
-    runtime: Runtime, body: CompletionRequest, prompt: Prompt, max_chars: int
+    runtime: Runtime,
+    body: CompletionRequest,
+    prompt: Prompt,
+    max_chars: int,
+    fill_in_tokens: FillInTokens | None,
 ) -> Sequence[int]:
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidField("prompt", "prompt must not be empty.")
-        if body.suffix:
-            return await _filled_in(runtime.renderer, body, prompt, max_chars)
+        if fill_in_tokens is not None:
+            return await _filled_in(runtime.renderer, body, prompt, max_chars, fill_in_tokens)
         special = body.add_special_tokens
         prompt = list(await text_prompt(runtime.renderer, prompt, special, max_chars))
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     return truncated(body, runtime.info, prompt, max_tokens)
 
 
-def _check_suffix(renderer: Renderer, body: CompletionRequest) -> None:
-    """Raises `InvalidField` if the target cannot fill in text, or a field does not go with it."""
+def _fill_in_tokens(renderer: Renderer, body: CompletionRequest) -> FillInTokens | None:
+    """The target's tokens for filling in; `None` without a suffix.
+
+    Raises `InvalidField` if the target has none, or a field does not go with a suffix.
+    """
+    if not body.suffix:
+        return None
     if renderer.fill_in_tokens is None:
         message = (
             "suffix needs a tokenizer with tokens for filling in, such as <|fim_prefix|>, and this "
@@ -189,23 +198,21 @@ def _check_suffix(renderer: Renderer, body: CompletionRequest) -> None:
     if body.echo or body.truncate_prompt_tokens is not None:
         field = "echo" if body.echo else "truncate_prompt_tokens"
         raise InvalidField(field, f"{field} cannot stand beside suffix; leave one of them out.")
-    if not all(isinstance(prompt, str) for prompt in body.prompt):
-        message = "suffix needs a prompt of text; token ids can hold the model's own tokens for it."
-        raise InvalidField("prompt", message)
+    # With many prompts each would get a copy of the suffix, which no limit of the body bounds.
+    if len(body.prompt) > 1 or not isinstance(body.prompt[0], str):
+        raise InvalidField("prompt", "prompt must be one text beside suffix.")
+    return renderer.fill_in_tokens
 
 
 async def _filled_in(
-    renderer: Renderer, body: CompletionRequest, prompt: str, max_chars: int
+    renderer: Renderer, body: CompletionRequest, prompt: str, max_chars: int, tokens: FillInTokens
 ) -> Sequence[int]:
     """The prompt and the suffix between the target's tokens for filling in."""
-    tokens = renderer.fill_in_tokens
-    assert tokens is not None
-    assert body.suffix is not None
     first_ids: Sequence[int] = ()
     if body.add_special_tokens is not False:
         first_ids = await renderer.encode("")
     prompt_ids = await renderer.encode_text(prompt, param="prompt", max_chars=max_chars)
-    suffix_ids = await renderer.encode_text(body.suffix, param="suffix", max_chars=max_chars)
+    suffix_ids = await renderer.encode_text(body.suffix or "", param="suffix", max_chars=max_chars)
     return [*first_ids, tokens.prefix, *prompt_ids, tokens.suffix, *suffix_ids, tokens.middle]
 
 

@@ -39,7 +39,7 @@ class EngineArguments(BaseModel):
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="most tokens of one prompt in a step, twice as many while no other request "
-        "runs; 0 is no limit (64 for the demo)",
+        "runs; 0 sets none (64 for the demo)",
     )
     max_num_batched_tokens: TokenCount | None = Field(None, description="most tokens in one step")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(

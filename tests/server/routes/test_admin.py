@@ -305,3 +305,10 @@ async def test_admin_routes_are_503_until_the_start_has_ended(
 async def test_a_long_reason_is_counted_in_characters(client: httpx.AsyncClient) -> None:
     response = await switch(client, speculative_model="ngram", reason="x" * 201)
     assert "201 characters; the maximum is 200" in response.json()["error"]["message"]
+
+
+async def test_the_choice_of_parsers_is_shown_with_its_reason(gateway: Gateway) -> None:
+    parsers = (await gateway.client.get("/v1/spec_method")).json()["parsers"]
+    assert parsers["tool_call"]["name"] == "hermes"
+    assert parsers["reasoning"]["name"] is None
+    assert all(parser["reason"] for parser in parsers.values())

@@ -21,13 +21,6 @@ async def test_models_are_the_served_names(start: StartGateway) -> None:
     assert one == body["data"][1]
 
 
-async def test_the_choice_of_parsers_is_shown_with_its_reason(gateway: Gateway) -> None:
-    parsers = (await gateway.client.get("/v1/spec_method")).json()["parsers"]
-    assert parsers["tool_call"]["name"] == "hermes"
-    assert parsers["reasoning"]["name"] is None
-    assert all(parser["reason"] for parser in parsers.values())
-
-
 async def test_created_stays_through_a_switch(gateway: Gateway) -> None:
     before = (await gateway.client.get(f"/v1/models/{MODEL}")).json()
     await gateway.post("/v1/switch_spec_method", {"speculative_model": "none"})
