@@ -78,6 +78,7 @@ NAMES = {
     "MemorySnapshot": "vllm.utils.mem_utils",
     # What a draft model's loading and its forward pass need.
     "CudagraphDispatcher": "vllm.v1.cudagraph_dispatcher",
+    "CudaGraphManager": "vllm.v1.worker.gpu.cudagraph_utils",
     "replace": "vllm.config",
     "dflash_has_any_non_causal": "vllm.model_executor.models.qwen3_dflash",
     "SpeculativeConfig": "vllm.config",

@@ -11,6 +11,7 @@ import torch
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_graph_manager
+from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
 from engine_adapter.vllm_engine.worker.verification.rejection import drafted_bytes
 
 
@@ -25,6 +26,7 @@ class WarmUpHooks:
     drafter: Any
     device: torch.device
     compilation_config: Any
+    parallel_config: Any
     max_num_tokens: int
     _capacity: int
     _graph_mode: Any = None
@@ -61,6 +63,14 @@ class WarmUpHooks:
         del drafted, sampled
         return output
 
+    def capture_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Captures as vLLM does; graphs of its profile of graph memory are for no step."""
+        captured = super().capture_model(*args, **kwargs)
+        if kwargs.get("profile_only"):
+            for model in self.drafter.host.draft_models.values():
+                model.drop_passes()
+        return captured
+
     def prepare_draft_graphs(self, mode: Any) -> None:
         """Takes the mode of graphs that vLLM chose for the target; draft models have pieces."""
         self._graph_mode = mode
@@ -68,11 +78,18 @@ class WarmUpHooks:
             model.set_cudagraph_mode(mode)
 
     def capture_drafts(self) -> None:
-        """Captures the pieces of every draft model, in the sizes of the target's.
+        """Captures the passes of every draft model, and their pieces in the sizes of the target's.
 
         What is not captured here would be while the engine serves.
         """
-        if not (self._graph_mode and self._graph_mode.mixed_mode()):
+        if not self._graph_mode:
+            return
+        if self._graph_mode.decode_mode() == compat.CUDAGraphMode.FULL and is_only_rank(
+            self.parallel_config
+        ):
+            for model in self.drafter.host.draft_models.values():
+                model.capture_passes()
+        if not self._graph_mode.mixed_mode():
             return
         sizes = sorted(self.compilation_config.cudagraph_capture_sizes or (), reverse=True)
         with compat.parallel_state.graph_capture(self.device):

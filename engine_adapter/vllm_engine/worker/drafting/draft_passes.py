@@ -59,8 +59,12 @@ def drafts_of_passes(passes: Sequence[tuple[RowSelection, torch.Tensor]]) -> lis
     for depth, (rows, tokens) in enumerate(passes):
         table[rows, depth] = tokens
         lengths[rows] = depth + 1
-    drafts = DraftTable(table)
-    return [DraftRow(drafts, row, length) for row, length in enumerate(lengths.tolist())]
+    return drafts_of_table(DraftTable(table), lengths.tolist())
+
+
+def drafts_of_table(table: DraftTable, lengths: Sequence[int]) -> list[DraftRow]:
+    """The drafts of the rows of a table, of each the first ones."""
+    return [DraftRow(table, row, length) for row, length in enumerate(lengths)]
 
 
 class DraftPasses:

@@ -151,7 +151,7 @@ class ForwardInputBuilder:
             position,
             positions,
             dict(zip(self._tables, uploads[3:], strict=True)),
-            self._blocks(rows, on_device),
+            self.blocks(rows, on_device),
             _CpuAndDevice(torch.from_numpy(starts), uploads[0]),
             _CpuAndDevice(torch.from_numpy(seq_lens), uploads[1]),
             int(length.max()),
@@ -224,21 +224,82 @@ class ForwardInputBuilder:
         on_device, positions, begins_there, lengths_there, *slots_there = to_device(
             self._device, rows, position, begins, lengths, *slots
         )
-        blocks = self._blocks(rows, on_device)
+        blocks = self.blocks(rows, on_device)
         if behind is not None:
             positions, lengths_there = positions - behind, lengths_there - behind
-            of_groups = zip(self._tables.values(), blocks.values(), strict=True)
-            slots_there = [table.slots_on_device(ids, positions) for table, ids in of_groups]
+            slots_there = [*self.slots_on_device(blocks, positions).values()]
         on_cpu = torch.from_numpy(lengths)
         return on_device, begins_there, blocks, positions, on_cpu, lengths_there, *slots_there
 
     def _slots(self, row: npt.NDArray[np.intp], position: Ints) -> list[Ints]:
         return [table.slots(row, position) for table in self._tables.values()]
 
-    def _blocks(
+    def blocks(
         self, rows: npt.NDArray[np.intp], on_device: torch.Tensor
     ) -> dict[int, torch.Tensor]:
+        """KV cache group -> the blocks of N rows, int32 [N, W], on the device.
+
+        Args:
+            rows: [N], indices into the engine's batch.
+            on_device: the same on the device.
+        """
         return {gid: table.of_rows(rows, on_device) for gid, table in self._tables.items()}
+
+    def new_blocks(self, num_rows: int) -> dict[int, torch.Tensor]:
+        """KV cache group -> room for the blocks of some rows, int32 [num_rows, W]."""
+        return {
+            gid: table.table.get_device_tensor(1).new_zeros(num_rows, table.blocks.shape[1])
+            for gid, table in self._tables.items()
+        }
+
+    def slots_on_device(
+        self, blocks: Mapping[int, torch.Tensor], positions: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        """KV cache group -> the slots of N rows' positions, int64 [K, N], or [N] for one of each.
+
+        Args:
+            blocks: as `blocks` returns them.
+            positions: int64, of the shape of the slots.
+        """
+        by_pass = positions.view(-1, positions.shape[-1])
+        return {
+            gid: table.slots_on_device(blocks[gid], by_pass).view(positions.shape)
+            for gid, table in self._tables.items()
+        }
+
+    @staticmethod
+    def captured_metadata(
+        blocks: Mapping[int, torch.Tensor],
+        slots: Mapping[int, torch.Tensor],
+        starts: torch.Tensor,
+        seq_lens: torch.Tensor,
+        max_seq_len: int,
+    ) -> dict[int, Any]:
+        """Metadata of a pass of one token a row that a graph captures: its tensors are buffers.
+
+        Args:
+            blocks: KV cache group -> int32 [N, W].
+            slots: KV cache group -> int64 [N].
+            starts: int32 [N + 1], from 0 to N.
+            seq_lens: int32 [N], each at most `max_seq_len`.
+        """
+        count = len(seq_lens)
+        return {
+            gid: compat.CommonAttentionMetadata(
+                query_start_loc=starts,
+                query_start_loc_cpu=torch.arange(count + 1, dtype=torch.int32),
+                seq_lens=seq_lens,
+                seq_lens_cpu_upper_bound=torch.full((count,), max_seq_len, dtype=torch.int32),
+                num_reqs=count,
+                num_actual_tokens=count,
+                max_query_len=1,
+                max_seq_len=max_seq_len,
+                block_table_tensor=blocks[gid],
+                slot_mapping=group_slots,
+                causal=True,
+            )
+            for gid, group_slots in slots.items()
+        }
 
     def _inputs(
         self,

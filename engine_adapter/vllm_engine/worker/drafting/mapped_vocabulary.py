@@ -20,6 +20,28 @@ from engine_adapter.proposers.vocabulary_map import (
 )
 
 
+class SameVocabulary:
+    """That of a draft model with the target's tokenizer; only the widths of logits may differ.
+
+    Args:
+        size: V, the target's tokens.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    @staticmethod
+    def inputs(tokens: torch.Tensor) -> torch.Tensor:
+        """See `MappedVocabulary.inputs`."""
+        return tokens
+
+    def logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """See `MappedVocabulary.logits`."""
+        logits = logits[:, : self._size]
+        missing = self._size - logits.shape[1]
+        return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+
+
 class MappedVocabulary:
     """The tensors of a `VocabularyMap`, of a target with V tokens and a draft model with D.
 
@@ -55,8 +77,8 @@ class MappedVocabulary:
 
 def map_draft_vocabulary(
     spec: ProposerSpec, target: Any, draft: Any, device: torch.device
-) -> MappedVocabulary | None:
-    """The mapped vocabulary of a proposer's model; `None` if it must have the target's tokenizer.
+) -> MappedVocabulary | SameVocabulary:
+    """The vocabulary of a proposer's model: a mapped one, if it may have another tokenizer.
 
     Every rank computes the same.
 
@@ -68,7 +90,7 @@ def map_draft_vocabulary(
         OptionError: too few tokens map.
     """
     if not spec.options.get(HETEROGENEOUS_VOCAB):
-        return None
+        return SameVocabulary(target.get_vocab_size())
     trust = target.trust_remote_code
     tokenizers = (
         load_tokenizer(target.tokenizer, target.tokenizer_revision, trust_remote_code=trust),

@@ -33,6 +33,7 @@ class PagedBlockHead(PagedHead):
 
     _loaded: LoadedBlockHead
     drafts_early = False
+    _decodes = False
 
     def _create_head(self, *args: Any) -> LoadedBlockHead:
         loaded = LoadedBlockHead(*args)
@@ -108,7 +109,7 @@ class PagedBlockHead(PagedHead):
         places, table_index = to_device(
             self._device, first_place[row] + depth, row * k.max() + depth
         )
-        logits = self._logits(states[places])
+        logits = self.logits(states[places])
         if batch.sampling is not None or self._loaded.is_sequential:
             return self._draw(batch, rows, logits, newest)
         table = table_index.new_zeros(len(rows), int(k.max()))

@@ -13,19 +13,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_table import DraftRow
+from engine_adapter.proposers.draft_table import DraftRow, DraftTable
 from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.worker.drafting import decode_graphs
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
     DraftPasses,
     ForwardOutputs,
     RowSelection,
     drafts_of_passes,
+    drafts_of_table,
     gather,
+    in_order,
     select_rows,
 )
 from engine_adapter.vllm_engine.worker.drafting.early_drafts import EarlyDrafts, UnreadStep
@@ -59,6 +61,9 @@ class PagedDraftModel:
     drafts_early = True
     """Whether `draft_early` can draft."""
 
+    _decodes = True
+    """Whether it drafts in passes of one token."""
+
     _loaded: LoadedModel
 
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
@@ -75,6 +80,8 @@ class PagedDraftModel:
         self._kv = self._new_groups({}, 0)
         self._kv_bytes = 0
         self._builder: ForwardInputBuilder | None = None
+        self._num_drafts = spec.num_speculative_tokens
+        self._decode_graphs: decode_graphs.DecodeGraphs | None = None
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
 
     def _create_loaded(self, *args: Any) -> LoadedModel:
@@ -109,6 +116,18 @@ class PagedDraftModel:
     def dummy_run(self, num_tokens: int, graphs: bool) -> None:
         """See `LoadedModel.dummy_run`."""
         self._loaded.dummy_run(num_tokens, graphs)
+
+    def capture_passes(self) -> None:
+        """Captures its passes of one token, where they can be graphs of whole passes."""
+        if self._decodes and decode_graphs.can_capture(self._loaded, self._num_drafts):
+            builder = self._input_builder()
+            graphs = decode_graphs.DecodeGraphs(self, self._loaded, builder, self._num_drafts)
+            graphs.capture()
+            self._decode_graphs = graphs
+
+    def drop_passes(self) -> None:
+        """Drops what `capture_passes` captured, as after vLLM's profile of graph memory."""
+        self._decode_graphs = None
 
     @property
     def layer_names(self) -> set[str]:
@@ -293,7 +312,14 @@ class PagedDraftModel:
         first_rows, (output, recurrent) = order[: counts[0]], prefilled
         if len(first_rows) < len(order) or (first_rows != np.arange(len(first_rows))).any():
             output, recurrent = gather(prefilled, *to_device(self._device, first_rows))
-        sampling = batch.sampling
+        sampling, graphs = batch.sampling, self._decode_graphs
+        if sampling is None and graphs and len(counts) > 1 and (graph := graphs.shape(counts[0])):
+            k, newest = batch.k[first_rows], self.logits(output).argmax(dim=-1)
+            if behind is not None:
+                behind = in_order(behind, first_rows)
+            place = batch.rows[first_rows], stop[first_rows], k
+            table = DraftTable(graphs.draft(graph, *place, newest, recurrent, behind))
+            return self._collected(batch, order, drafts_of_table(table, k.tolist()))
         samples = sampling is not None and sampling.samples
         shape = counts[0], len(counts), self._vocab_size if samples else 0
         q = torch.empty(shape, device=self._device)
@@ -307,7 +333,7 @@ class PagedDraftModel:
                 previous = select_rows(tokens_by_pass[-1][1], staying)
                 recurrent = select_rows(recurrent, staying)
                 output, recurrent = self._forward(previous, inputs, recurrent)
-            logits, selection = self._logits(output), passes.selection
+            logits, selection = self.logits(output), passes.selection
             if sampling is None:
                 newest = logits.argmax(dim=-1)
             else:
@@ -315,8 +341,16 @@ class PagedDraftModel:
                 if samples:
                     q[selection, depth] = drawn_from
             tokens_by_pass.append((selection, newest))
-        drafts, rows = DraftCollector(len(batch.rows)), drafts_of_passes(tokens_by_pass)
+        rows = drafts_of_passes(tokens_by_pass)
         distributions = [q[n, : len(row)] for n, row in enumerate(rows)] if samples else None
+        return self._collected(batch, order, rows, distributions)
+
+    @staticmethod
+    def _collected(
+        batch: DraftBatch, order: Ints, rows: Sequence[DraftRow], distributions: Any = None
+    ) -> Drafts:
+        """The drafts of all rows, of which the first of `order` have some."""
+        drafts = DraftCollector(len(batch.rows))
         drafts.set(order[: len(rows)], Drafts(rows, distributions))
         return drafts.collect()
 
@@ -339,10 +373,31 @@ class PagedDraftModel:
             inputs: their positions and KV slots.
             recurrent: [T, H], a head's own states of the pass before; `None` for the target's.
         """
-        loaded, total = self._loaded, len(inputs.position)
-        by_layer = loaded.attention_metadata(inputs.metadata)
-        mode, padded = loaded.execution(total)
-        ids = tokens if self._vocabulary is None else self._vocabulary.inputs(tokens)
+        mode, padded = self._loaded.execution(total := len(inputs.position))
+        by_layer = self._loaded.attention_metadata(inputs.metadata)
+        output, recurrent = self.run(tokens, inputs, by_layer, recurrent, mode, padded)
+        if padded == total:
+            return output, recurrent
+        return output[:total], recurrent[:total]
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        inputs: ForwardInputs,
+        by_layer: Mapping[str, Any],
+        recurrent: torch.Tensor | None,
+        mode: Any = None,
+        padded: int | None = None,
+    ) -> ForwardOutputs:
+        """`_forward` with the metadata of each layer; its outputs have the padding.
+
+        Args:
+            mode: vLLM's of the graphs of pieces; `None` for none.
+            padded: tokens with padding; `None` for none.
+        """
+        loaded = self._loaded
+        padded = len(inputs.position) if padded is None else padded
+        ids = self._vocabulary.inputs(tokens)
         model_inputs = {
             "input_ids": loaded.placed(loaded.input_ids, ids, padded),
             "positions": loaded.placed(loaded.positions, inputs.positions, padded),
@@ -351,13 +406,10 @@ class PagedDraftModel:
             by_layer,
             loaded.vllm_config,
             num_tokens=padded,
-            cudagraph_runtime_mode=mode,
+            cudagraph_runtime_mode=mode or compat.CUDAGraphMode.NONE,
             slot_mapping=loaded.slot_mapping(padded, inputs.slots),
         ):
-            output, recurrent = self._call_model(model_inputs, inputs, recurrent)
-        if padded == total:
-            return output, recurrent
-        return output[:total], recurrent[:total]
+            return self._call_model(model_inputs, inputs, recurrent)
 
     def _call_model(
         self,
@@ -369,14 +421,10 @@ class PagedDraftModel:
         hidden: torch.Tensor = self._loaded.model(**model_inputs, inputs_embeds=None)
         return hidden, hidden
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the target's vocabulary for each hidden state, [N, V]."""
-        logits: torch.Tensor = self._loaded.model.compute_logits(hidden)
-        if self._vocabulary is not None:
-            return self._vocabulary.logits(logits)
-        logits = logits[:, : self._vocab_size]
-        missing = self._vocab_size - logits.shape[1]
-        return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+        logits: torch.Tensor = self._vocabulary.logits(self._loaded.model.compute_logits(hidden))
+        return logits
 
     def _input_builder(self) -> ForwardInputBuilder:
         tables = self._runner.input_batch.block_table

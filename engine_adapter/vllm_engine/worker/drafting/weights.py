@@ -41,10 +41,13 @@ class LoadedModel:
         max_num_tokens: the most tokens of a pass.
         input_ids: int32 [`max_num_tokens` or more], positions: int64, as many: where a graph and
             compiled code read the inputs of a pass.
+        hidden_states: where a graph reads the states of a head; `None` for a draft model.
         draft_attn_groups: vLLM's attention groups of its layers, once there is a KV cache.
+        slot_buffers: KV cache group -> where a graph reads the slots, int64, as `input_ids`.
     """
 
     model: Any
+    hidden_states: torch.Tensor | None = None
 
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device) -> None:
         self.prefix = layer_prefix(spec)
@@ -60,7 +63,7 @@ class LoadedModel:
         self.draft_attn_groups: list[Any] = []
         self._sizes: dict[str, int] = {}
         self._layer_names: set[str] = set()
-        self._slot_buffers: dict[int, torch.Tensor] = {}
+        self.slot_buffers: dict[int, torch.Tensor] = {}
         self._is_eager: bool = vllm_config.model_config.enforce_eager
         self._graphs = compat.CudagraphDispatcher(self.vllm_config)
 
@@ -187,7 +190,7 @@ class LoadedModel:
     @property
     def kv_cache_gids(self) -> list[int]:
         """The KV cache groups of its layers, ascending."""
-        return sorted(self._slot_buffers)
+        return sorted(self.slot_buffers)
 
     def initialize_attn_backend(
         self, kv_cache_config: Any, kernel_block_sizes: list[int] | None = None
@@ -214,13 +217,24 @@ class LoadedModel:
             group.create_metadata_builders(self.vllm_config, self.device, size)
         self.draft_attn_groups = list(groups.values())
         gids = {group.kv_cache_group_id for group in self.draft_attn_groups}
-        self._slot_buffers = {gid: self._new_buffer(torch.int64) for gid in sorted(gids)}
+        self.slot_buffers = {gid: self._new_buffer(torch.int64) for gid in sorted(gids)}
 
-    def attention_metadata(self, common: Mapping[int, Any]) -> dict[str, Any]:
-        """Layer -> its attention metadata; `common` is vLLM's, by KV cache group."""
+    def attention_metadata(
+        self, common: Mapping[int, Any], *, captured: bool = False
+    ) -> dict[str, Any]:
+        """Layer -> its attention metadata.
+
+        Args:
+            common: vLLM's `CommonAttentionMetadata`, by KV cache group.
+            captured: for a pass that a graph captures.
+        """
         by_layer: dict[str, Any] = {}
         for group in self.draft_attn_groups:
-            built = group.build_metadata_for_drafting(common[group.kv_cache_group_id], 0)
+            of_group = common[group.kv_cache_group_id]
+            if captured:
+                built = group.build_metadata_for_cudagraph_capture(of_group)
+            else:
+                built = group.build_metadata_for_drafting(of_group, 0)
             by_layer |= dict.fromkeys(group.layer_names, built)
         return by_layer
 
@@ -232,7 +246,7 @@ class LoadedModel:
             slots: KV cache group -> int64 [T].
         """
         by_group = {}
-        for gid, buffer in self._slot_buffers.items():
+        for gid, buffer in self.slot_buffers.items():
             num_tokens = slots[gid].shape[0]
             by_group[gid] = self.placed(buffer, slots[gid], padded)
             if num_tokens < padded:
@@ -273,7 +287,7 @@ class LoadedModel:
             graphs: run it as a CUDA graph, and capture one that is missing.
         """
         mode, padded = self.execution(num_tokens, graphs)
-        slots = {gid: buffer[:0] for gid, buffer in self._slot_buffers.items()}
+        slots = {gid: buffer[:0] for gid, buffer in self.slot_buffers.items()}
         with (
             self.tp_scope(),
             compat.set_forward_context(

@@ -14,10 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from engine_adapter.vllm_engine.patches.v2_kernels import patch_v2_runner
 from tests.engine_adapter.vllm_engine.support.pretend_graphs import (
     LOG,
+    REPLAY,
     GraphEvent,
     PretendGraph,
     pretend_capture,
@@ -149,15 +151,49 @@ def _replace_platform() -> None:
     )
     platform.graph_pool_handle = lambda _: (0, 0)
     CPUAttentionMetadataBuilder._cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
+    _let_metadata_be_updated(CPUAttentionMetadataBuilder)
+
+
+def _let_metadata_be_updated(builder: Any) -> None:
+    """Computes the plan of a pass of attention where a graph of drafts does, as on a GPU."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    def update(this: Any, metadata: Any) -> None:
+        common = CommonAttentionMetadata(
+            query_start_loc=metadata.query_start_loc,
+            query_start_loc_cpu=metadata.query_start_loc,
+            seq_lens=metadata.seq_lens,
+            num_reqs=len(metadata.seq_lens),
+            num_actual_tokens=metadata.num_actual_tokens,
+            max_query_len=metadata.max_query_len,
+            max_seq_len=metadata.max_seq_len,
+            block_table_tensor=metadata.block_table,
+            slot_mapping=metadata.slot_mapping,
+            causal=metadata.causal,
+        )
+
+        def plan() -> None:
+            metadata.scheduler_metadata = this.build(0, common).scheduler_metadata
+
+        if LOG.recording is not None:
+            LOG.recording.add(plan)
+        with _disable_current_modes():
+            plan()
+
+    builder.supports_draft_decode_metadata_update = True
+    builder.update_draft_decode_metadata = update
 
 
 def _note_dummy_runs() -> None:
     from engine_adapter.vllm_engine import compat
+    from engine_adapter.vllm_engine.worker.drafting.decode_graphs import DecodeGraphs
     from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
     from engine_adapter.vllm_engine.worker.drafting.weights import LoadedModel
 
     loading: Any = LoadedModel
     paged: Any = PagedDraftModel
+    whole: Any = DecodeGraphs
+    capture, whole_passes = whole.capture, whole.draft
     of_target, of_draft, forward = (
         compat.GPUModelRunner._dummy_run,
         loading.dummy_run,
@@ -177,6 +213,15 @@ def _note_dummy_runs() -> None:
         with _running(model._loaded.prefix):
             return forward(model, *args)
 
+    def captured(graphs: Any) -> None:
+        with _running(graphs._loaded.prefix):
+            capture(graphs)
+
+    def drafted(graphs: Any, *args: Any) -> Any:
+        with _running(graphs._loaded.prefix):
+            return whole_passes(graphs, *args)
+
+    whole.capture, whole.draft = captured, drafted
     compat.GPUModelRunner._dummy_run = target
     loading.dummy_run = draft
     paged._forward = one_pass
@@ -212,6 +257,11 @@ def _follow_whole_graphs() -> None:
         return metadata
 
     def replayed(this: Any, shape: Any) -> Any:
+        if type(this) is CudaGraphManager:  # of drafts
+            LOG.events.append(
+                GraphEvent(REPLAY, LOG.phase, LOG.model, shape.cg_mode.name, shape.num_tokens)
+            )
+            return replay(this, shape)
         metadata, slots = LOG.attention
         with set_forward_context(
             metadata,

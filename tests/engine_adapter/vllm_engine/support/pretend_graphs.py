@@ -6,8 +6,8 @@ share one pool of memory: what a model's graphs wrote is valid until another mod
 size's. It is overwritten with NaN then.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class GraphLog:
         model: whose forward pass is running.
         whole: tokens of the graph of a whole step that is captured.
         attention: the metadata and the KV slots of the target's newest step, by layer.
+        recording: the graph that is captured.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class GraphLog:
         self.model = "target"
         self.whole = 0
         self.attention: tuple[Any, Any] = {}, {}
+        self.recording: _Recording | None = None
         self._pass: Any = None
         self._alive: list[torch.Tensor] = []
 
@@ -83,7 +85,7 @@ class PretendGraph:
     """In place of `torch.cuda.CUDAGraph`."""
 
     def __init__(self) -> None:
-        self._operators: list[tuple[Any, Any, Any, Any]] = []
+        self._operators: list[_Operator] = []
         self._outputs: list[torch.Tensor] = []
 
     def record(self, context: Any) -> "_Recording":
@@ -101,24 +103,47 @@ class PretendGraph:
         return _Recording(self._operators, self._outputs)
 
     def replay(self) -> None:
-        """Runs the recorded operators again, on the tensors of the capture."""
-        LOG.note(REPLAY, _forward_context())
+        """Runs the recorded operators again, on the tensors of the capture.
+
+        In a forward pass of vLLM's they read its context. Otherwise each reads that of the capture.
+        """
+        if is_in_pass := _is_in_forward_pass():
+            LOG.note(REPLAY, _forward_context())
         LOG.enter(self._outputs)
-        for function, args, kwargs, made in self._operators:
-            for old, new in zip(_tensors(made), _tensors(function(*args, **kwargs)), strict=True):
+        for function, args, kwargs, made, context in self._operators:
+            with nullcontext() if is_in_pass else _override_forward_context(context):
+                results = _tensors(function(*args, **kwargs))
+            for old, new in zip(_tensors(made), results, strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
 
+_Operator = tuple[Callable[..., Any], Any, Any, Any, Any]
+"""A function, its arguments, its results, and vLLM's context of the forward pass that calls it."""
+
+
 class _Recording(TorchDispatchMode):
-    def __init__(self, operators: list[Any], outputs: list[torch.Tensor]) -> None:
+    def __init__(self, operators: list[_Operator], outputs: list[torch.Tensor]) -> None:
         super().__init__()
         self._operators, self._outputs = operators, outputs
+
+    def __enter__(self) -> Any:
+        LOG.recording = self
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        LOG.recording = None
+        super().__exit__(*error)
+
+    def add(self, function: Callable[[], None]) -> None:
+        """Records what is a kernel on a GPU and no operator here."""
+        self._operators.append((function, (), {}, (), None))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        self._operators.append((func, args, kwargs, made))
+        context = _forward_context() if _is_in_forward_pass() else None
+        self._operators.append((func, args, kwargs, made, context))
         given = {_address(x) for x in _tensors((args, kwargs))}
         self._outputs += [x for x in _tensors(made) if _address(x) not in given]
         return made
@@ -141,6 +166,12 @@ def _forward_context() -> Any:
     from vllm.forward_context import get_forward_context
 
     return get_forward_context()
+
+
+def _override_forward_context(context: Any) -> Any:
+    from vllm.forward_context import override_forward_context
+
+    return override_forward_context(context)
 
 
 def _tensors(value: Any) -> Sequence[torch.Tensor]:

@@ -43,6 +43,9 @@ LENGTH = 40
 MODELS = ("draft", "eagle3", "dflash")
 """The proposers with a model of their own."""
 
+DECODING = ("draft", "eagle3")
+"""Those that draft one token after the other."""
+
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -134,6 +137,7 @@ def test_every_draft_is_captured_in_the_sizes_of_the_targets_pieces(before_servi
         wanted = {("target", "PIECEWISE", size) for size in SIZES}
         wanted |= {("target", "FULL", size) for size in of_whole}
         wanted |= {(prefix(name), "PIECEWISE", size) for name in MODELS for size in SIZES}
+        wanted |= {(prefix(name), "FULL", n) for name in DECODING for n in SIZES if n <= ROWS}
         assert captured == Counter(wanted), phase
     assert not any(one.kind == REPLAY for one in found)
 
@@ -164,6 +168,8 @@ def test_steps_with_drafts_replay_what_was_captured(
     got = run(engine, some, name)
     found = graphs(engine, before)
     assert sum(n for (model, mode, _), n in found.items() if model == prefix(name)) > 10
+    if name in DECODING:  # the passes after the first one
+        assert sum(n for (model, mode, _), n in found.items() if mode == "FULL") > 10
     assert sum(n for (model, mode, _), n in found.items() if model == "target") > 10
     assert {model for model, _, _ in found} == {"target", prefix(name)}
     # A stale input, or an output that was overwritten, would change drafts.
