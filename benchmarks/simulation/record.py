@@ -185,7 +185,7 @@ class Recorder:
                 whole = report
             else:
                 whole.work.extend(report.work)
-        return [[] for _ in step.sampled], whole
+        return [[] for _ in step.num_sampled], whole
 
     def _time_steps(self, print_line: PrintLine) -> None:
         """Random plans at several numbers of rows."""

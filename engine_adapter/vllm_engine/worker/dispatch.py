@@ -160,7 +160,7 @@ class ProposerDispatch:
             The drafts of each row of the batch, empty for a row without; and the report.
         """
         report = self._report
-        merged = DraftCollector(len(step.sampled))
+        merged = DraftCollector(len(step.num_sampled))
         self._compare_shadows()
         for name, batch in self._batches_of(self._first_methods(plan), step):
             drafts = self._measured(name, batch)
@@ -295,11 +295,11 @@ class ProposerDispatch:
         self, methods: Mapping[str, SpecMethod], step: TargetStep
     ) -> Iterator[tuple[str, DraftBatch]]:
         """Each proposer with the batch of its rows."""
-        for name, rows in self._group_rows(methods, step.sampled).items():
+        for name, rows in self._group_rows(methods, step.num_sampled.tolist()).items():
             yield name, self._batches.build(rows, methods, step, self.host.capabilities[name])
 
     def _group_rows(
-        self, methods: Mapping[str, SpecMethod], sampled: Sequence[Any]
+        self, methods: Mapping[str, SpecMethod], num_sampled: Sequence[int]
     ) -> Mapping[str, list[int]]:
         """Proposer -> its rows. Rows in the middle of a prompt go only to proposers with KV."""
         index = self._runner.input_batch.req_id_to_index
@@ -308,7 +308,8 @@ class ProposerDispatch:
         for request_id, method in methods.items():
             row, name = index[request_id], method.proposer
             # One that is not there was unloaded; a request that was aborted still names it.
-            if name in reads and (reads[name] or (method.num_speculative_tokens and sampled[row])):
+            drafts = method.num_speculative_tokens and num_sampled[row]
+            if name in reads and (reads[name] or drafts):
                 rows[name].append(row)
         return rows
 

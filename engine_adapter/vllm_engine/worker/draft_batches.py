@@ -45,7 +45,7 @@ class DraftBatchBuilder:
         batch = self._runner.input_batch
         index = np.asarray(rows)
         request_ids = [batch.req_ids[row] for row in rows]
-        emitted = np.array([bool(step.sampled[row]) for row in rows])
+        emitted = step.num_sampled[index] > 0
         k = np.array([plan[request_id].num_speculative_tokens for request_id in request_ids])
         computed = batch.num_computed_tokens_cpu[index].astype(np.int64)
         num_tokens = batch.num_tokens_no_spec[index].astype(np.int64)

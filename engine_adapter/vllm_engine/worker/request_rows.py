@@ -163,8 +163,8 @@ class RequestRows:
         rows: npt.NDArray[np.intp],
         emitted: npt.NDArray[np.int64],
         counts: npt.NDArray[np.integer[Any]],
-    ) -> list[list[int]]:
-        """Takes the tokens that a step emitted; returns them, for each of the B rows.
+    ) -> npt.NDArray[np.int64]:
+        """Takes the tokens that a step emitted; returns how many, for each of the B rows.
 
         Args:
             rows: [R], those of the step.
@@ -177,10 +177,6 @@ class RequestRows:
         position = self.num_tokens_no_spec[rows, None] + place
         self.token_ids_cpu[rows.repeat(counts), position[is_emitted]] = emitted[is_emitted]
         self.num_tokens_no_spec[rows] += counts
-        nothing: list[int] = []
-        by_row = [nothing] * len(self.num_tokens_no_spec)
-        for row, tokens, count in zip(
-            rows.tolist(), emitted.tolist(), counts.tolist(), strict=True
-        ):
-            by_row[row] = tokens[:count]
-        return by_row
+        num_sampled = np.zeros(len(self.num_tokens_no_spec), np.int64)
+        num_sampled[rows] = counts
+        return num_sampled

@@ -67,6 +67,7 @@ class StepDrafts:
         self._runner = runner
         self._capacity = capacity
         self._has_ranks = has_ranks
+        self._zeros: torch.Tensor | None = None
         self.report: DraftReport | None = None
         self.drafts: dict[str, Sequence[int]] = {}
         self.drafts_early = False
@@ -81,7 +82,8 @@ class StepDrafts:
 
         The places after a row's drafts have any valid token, which the target may read.
         """
-        return self._draft(step, frozenset())
+        drafts = self._draft(step, frozenset())
+        return self._no_drafts(len(step.input_batch.req_ids)) if drafts is None else drafts
 
     def take_draft_token_ids(self) -> Any:
         """The drafts, as vLLM's `DraftTokenIds`; `None` if there are none."""
@@ -92,22 +94,26 @@ class StepDrafts:
     def forget(self, request_id: str) -> None:
         """Drops what waits for a request whose row is free now."""
 
-    def _draft(self, step: VerifiedStep, ended_ids: Set[str]) -> torch.Tensor:
-        """The drafts for the rows of a step, but not for requests that have ended since."""
+    def _draft(self, step: VerifiedStep, ended_ids: Set[str]) -> torch.Tensor | None:
+        """The drafts for the rows of a step, but not for requests that have ended since.
+
+        `None` if none were planned; the tokens of the step are in the mirrors then, too.
+        """
         runner, batch = self._runner, step.input_batch
         emitted, counts = step.emitted.arrays()
         rows = batch.idx_mapping_np
         is_live: Any = slice(None)
         if ended_ids:
             is_live = np.array([id_ not in ended_ids for id_ in batch.req_ids], np.bool_)
-        by_row = runner.input_batch.append(rows[is_live], emitted[is_live], counts[is_live])
+        num_sampled = runner.input_batch.append(rows[is_live], emitted[is_live], counts[is_live])
         if not (plan := without_requests(step.scheduled.specgate_plan, ended_ids)):
-            return self._no_drafts(len(rows))
+            return None
         target = TargetStep(
             scheduled=step.scheduled.num_scheduled_tokens,
-            sampled=by_row,
+            num_sampled=num_sampled,
             first_samples=self._first_samples(batch),
-            sample_hidden=step.hidden[batch.logits_indices],
+            sample_places=batch.logits_indices,
+            hidden=step.hidden,
         )
         drafts, self.report = runner.drafter.propose(plan, target)
         row_drafts = [drafts[row] for row in rows.tolist()]
@@ -120,9 +126,11 @@ class StepDrafts:
         return share_drafts(on_device) if self._has_ranks else on_device
 
     def _no_drafts(self, count: int) -> torch.Tensor:
-        """Those of `count` rows, int64 [count, capacity]."""
-        shape = count, self._capacity
-        return torch.zeros(shape, dtype=torch.int64, device=self._runner.device)
+        """Those of `count` rows, int64 [count, capacity]. They are only read."""
+        if self._zeros is None or len(self._zeros) < count:
+            shape = count, self._capacity
+            self._zeros = torch.zeros(shape, dtype=torch.int64, device=self._runner.device)
+        return self._zeros[:count]
 
     def _first_samples(self, input_batch: Any) -> npt.NDArray[np.int64]:
         """See `TargetStep`."""
@@ -192,9 +200,9 @@ class LateStepDrafts(StepDrafts):
 
     def _draft_late(self, step: VerifiedStep, ended_ids: Set[str]) -> None:
         """Drafts after a step, and writes the drafts where the next one reads them."""
-        drafts = self._draft(step, ended_ids)
-        if self.report is None:
+        if (drafts := self._draft(step, ended_ids)) is None:
             return
+        assert self.report is not None
         ids = step.input_batch.req_ids
         lengths = [len(self.drafts.get(id_, ())) for id_ in ids]
         if self._has_ranks and (shared := share_lengths(lengths)) != lengths:

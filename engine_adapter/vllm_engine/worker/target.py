@@ -1,6 +1,6 @@
 """The target: the loaded model, as heads see it, and what it did in a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,22 +38,24 @@ class TargetStep:
 
     Attributes:
         scheduled: request id -> number of tokens that the target read in this step.
-        sampled: for each row, the tokens that it emitted; none in the middle of its prompt.
-        first_samples: int64 [B], the index in `sample_hidden` of each row's first position.
-        sample_hidden: [S, H], the final hidden state of every position that was sampled: for each
-            row those of its drafts, then one more.
+        num_sampled: int64 [B], how many tokens each row emitted; 0 in the middle of its prompt.
+        first_samples: int64 [B], the index in `sample_places` of each row's first position.
+        sample_places: int [S], on the device, the place of every position that was sampled: for
+            each row those of its drafts, then one more.
+        hidden: [T, H], the final hidden states of all positions.
     """
 
     scheduled: Mapping[str, int]
-    sampled: Sequence[Sequence[int]]
+    num_sampled: npt.NDArray[np.int64]
     first_samples: npt.NDArray[np.int64]
-    sample_hidden: torch.Tensor
+    sample_places: torch.Tensor
+    hidden: torch.Tensor
 
     def last_hidden(self, rows: npt.NDArray[np.intp]) -> torch.Tensor:
         """The hidden state from which the newest token of each given row was sampled, [R, H].
 
         The rows must have emitted tokens.
         """
-        emitted = np.array([len(self.sampled[row]) for row in rows])
-        (newest,) = to_device(self.sample_hidden.device, self.first_samples[rows] + emitted - 1)
-        return self.sample_hidden[newest]
+        place = self.first_samples[rows] + self.num_sampled[rows] - 1
+        (newest,) = to_device(self.hidden.device, place)
+        return self.hidden[self.sample_places[newest]]

@@ -97,7 +97,7 @@ class DeviceLoaded(ToyLoaded):
     def __init__(self, spec: Any, vllm_config: Any, device: Any) -> None:
         super().__init__(WORLD, spec, vllm_config, device)
         self.vllm_config = vllm_config
-        self._slot_buffers = {0: torch.zeros(BUDGET, dtype=torch.int64, device=device)}
+        self.slot_buffers = {0: torch.zeros(BUDGET, dtype=torch.int64, device=device)}
         self.input_ids = torch.zeros(BUDGET, dtype=torch.int32, device=device)
         self.positions = torch.zeros(BUDGET, dtype=torch.int64, device=device)
         self.hidden_states = torch.zeros(BUDGET, HIDDEN, device=device)

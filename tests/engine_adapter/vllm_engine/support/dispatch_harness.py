@@ -178,9 +178,10 @@ class DispatchHarness:
             ),
             TargetStep(
                 scheduled={name: r.scheduled for name, r in rows.items()},
-                sampled=[[5] * r.sampled for r in every],
+                num_sampled=np.array([r.sampled for r in every]),
                 first_samples=np.cumsum([0, *(max(r.sampled, 1) for r in every)])[:-1],
-                sample_hidden=self.hidden(every),
+                sample_places=torch.arange(len(self.hidden(every))),
+                hidden=self.hidden(every),
             ),
         )
         self.report.complete()

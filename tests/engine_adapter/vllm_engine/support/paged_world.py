@@ -284,9 +284,9 @@ class World:
         scheduled: dict[str, int],
         sampled: Mapping[str, list[int]],
     ) -> tuple[dict[str, list[int]], DraftReport]:
-        emitted = [sampled[name] for name in self.batch.req_ids]
+        emitted = np.array([len(sampled[name]) for name in self.batch.req_ids])
         nothing = torch.empty(0, 1)
-        step = TargetStep(scheduled, emitted, np.arange(len(emitted)), nothing)
+        step = TargetStep(scheduled, emitted, np.arange(len(emitted)), nothing, nothing)
         drafts, report = self.dispatch.propose(plan, step)
         return dict(zip(self.batch.req_ids, drafts, strict=True)), report
 

@@ -31,7 +31,7 @@ class Drafter:
 
     def propose(self, plan: Any, step: Any) -> tuple[list[list[int]], DraftReport]:
         self.step = step
-        return [self.drafts.get(row, []) for row in range(len(step.sampled))], DraftReport()
+        return [self.drafts.get(row, []) for row in range(len(step.num_sampled))], DraftReport()
 
 
 class Hooked(RunnerHooks):
@@ -85,7 +85,7 @@ def test_dispatch_sees_the_tokens_and_states_of_each_row() -> None:
     runner = Hooked({}, {"a": 1})
     draft(runner)
     step = runner.drafter.step
-    assert step.sampled == [[7], [], [5, 6], []]
+    assert step.num_sampled.tolist() == [1, 0, 2, 0]
     assert runner.input_batch.num_tokens_no_spec.tolist() == [1, 0, 2, 0]
     assert step.last_hidden(np.array([2, 0])).tolist() == [[2.0, 3.0], [4.0, 5.0]]
     assert [len(states) for states in runner.drafter.stored] == [3, 3]
