@@ -8,7 +8,7 @@ _RUNNER_HOOKS = (
     *("load_model", "get_kv_cache_spec", "initialize_kv_cache"),
     *("finish_requests", "_remove_request", "add_requests", "update_requests"),
     *("execute_model", "sample_tokens", "sample", "take_draft_token_ids"),
-    "_dummy_sampler_run",
+    *("capture_model", "_dummy_sampler_run"),
 )
 
 HOOKS: dict[str, tuple[str, ...]] = {

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.proposers.draft_table import DraftRow, DraftTable
@@ -247,8 +248,11 @@ def drafts_on_device(
 ) -> torch.Tensor:
     """The drafts of R rows as the target reads them, int64 [R, capacity], after one upload.
 
-    After a row's drafts it has other valid tokens. Those of a model stay on the device.
+    After a row's drafts it has other valid tokens. Those of a model stay on the device. One that
+    drafted for all rows has made the tensor already.
     """
+    if (table := table_of(row_drafts)) is not None:
+        return functional.pad(table.tokens, (0, capacity - table.tokens.shape[1]))
     from_table: defaultdict[DraftTable, list[tuple[int, int]]] = defaultdict(list)
     lists = list(row_drafts)
     for row, drafts in enumerate(row_drafts):
@@ -264,6 +268,17 @@ def drafts_on_device(
         width = min(table.tokens.shape[1], capacity)
         drafted[target_rows, :width] = table.tokens[table_rows, :width]
     return drafted
+
+
+def table_of(row_drafts: Sequence[Sequence[int]]) -> DraftTable | None:
+    """The table whose rows these are, in its order; `None` if there is none."""
+    table = row_drafts[0].table if type(row_drafts[0]) is DraftRow else None
+    if table is None or len(table.tokens) != len(row_drafts):
+        return None
+    for row, drafts in enumerate(row_drafts):
+        if type(drafts) is not DraftRow or drafts.table is not table or drafts.row != row:
+            return None
+    return table
 
 
 def without_requests(plan: StepPlan, ended_ids: Set[str]) -> StepPlan:

@@ -74,10 +74,9 @@ class DecodeGraphs:
             config, device, compat.CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=1
         )
         size: int = config.scheduler_config.max_num_seqs
-        # Each row's position in the next pass, and the last one that its drafts need; those of a
-        # row that drafts no more are below. int64 [B].
-        self._position = torch.zeros(size, dtype=torch.int64, device=device)
-        self._last = torch.full_like(self._position, -1)
+        # Each row's position in the next pass, and the last one that its drafts need: below the
+        # first in a row that drafts no more. int64 [2, B].
+        self._positions = torch.zeros(2, size, dtype=torch.int64, device=device)
         self._seq_lens = torch.zeros(size, dtype=torch.int32, device=device)
         self._starts = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(size, dtype=torch.int64, device=device)
@@ -119,13 +118,12 @@ class DecodeGraphs:
                 if `position` is the position.
         """
         count, size, deepest = len(rows), shape.num_tokens, int(k.max())
-        begins, ends = np.zeros(size, np.int64), np.full(size, -1, np.int64)
-        begins[:count], ends[:count] = position, position + k - 2
-        rows_there, begins_there, ends_there = to_device(self._loaded.device, rows, begins, ends)
+        positions = np.array([[0], [-1]]).repeat(size, axis=1)
+        positions[:, :count] = position, position + k - 2
+        rows_there, positions_there = to_device(self._loaded.device, rows, positions)
+        self._positions[:, :size] = positions_there
         if behind is not None:
-            begins_there[:count] -= behind
-            ends_there[:count] -= behind
-        self._position[:size], self._last[:size] = begins_there, ends_there
+            self._positions[:, :count] -= behind
         for gid, blocks in self._builder.blocks(rows, rows_there).items():
             self._blocks[gid][:count] = blocks
         self._tokens[:count] = self._drafts[:count, 0] = first_drafts
@@ -139,8 +137,8 @@ class DecodeGraphs:
     def _prepare(self, shape: Any, warmup: bool) -> Callable[[Any], None]:
         """Prepares a pass without a row that drafts, and returns it: see vLLM's `capture`."""
         size: int = shape.num_tokens
-        self._position.zero_()
-        self._last.fill_(-1)
+        self._positions[0] = 0
+        self._positions[1] = -1
         self._seq_lens.fill_(1)
         self._depth.fill_(1)
         common = self._builder.captured_metadata(
@@ -156,11 +154,11 @@ class DecodeGraphs:
     def _run_pass(self, size: int, by_layer: dict[str, Any]) -> None:
         """One pass of `size` rows. No KV is written for a row that drafts no more."""
         loaded, states = self._loaded, self._loaded.hidden_states
-        position, last = self._position[:size], self._last[:size]
-        place = torch.minimum(position, last).clamp_(min=0)
+        position, last_position = self._positions[:, :size]
+        place = torch.minimum(position, last_position).clamp_(min=0)
         self._seq_lens[:size] = place + 1
         slots = {
-            gid: torch.where(position <= last, group_slots, -1)
+            gid: torch.where(position <= last_position, group_slots, -1)
             for gid, group_slots in self._builder.slots_on_device(
                 {gid: blocks[:size] for gid, blocks in self._blocks.items()}, place
             ).items()

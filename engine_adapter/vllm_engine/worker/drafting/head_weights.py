@@ -99,6 +99,8 @@ class LoadedHead(_Head):
         hidden_states: [as many as `input_ids`, H], where a graph reads the states.
     """
 
+    hidden_states: torch.Tensor
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.hidden_states = self._new_buffer(self.dtype, self.hidden_size)

@@ -16,35 +16,25 @@ import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_table import DraftRow, DraftTable
+from engine_adapter.proposers.draft_table import DraftRow
 from engine_adapter.proposers.staging import to_device
-from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.drafting import decode_graphs
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
-    DraftPasses,
     ForwardOutputs,
-    RowSelection,
-    drafts_of_passes,
-    drafts_of_table,
     gather,
-    in_order,
-    select_rows,
 )
 from engine_adapter.vllm_engine.worker.drafting.early_drafts import EarlyDrafts, UnreadStep
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
-    ForwardInputBuilder,
-    ForwardInputs,
     Ints,
 )
 from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, GroupBlocks
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
-from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import map_draft_vocabulary
+from engine_adapter.vllm_engine.worker.drafting.model_passes import ModelPasses
 from engine_adapter.vllm_engine.worker.drafting.weights import LoadedDraft, LoadedModel
 
 _NO_DRAFT: tuple[int, DraftRow | None] = (-1, None)
 
 
-class PagedDraftModel:
+class PagedDraftModel(ModelPasses):
     """A `Proposer`: a draft model over vLLM's paged KV. Every rank runs the same.
 
     Attributes:
@@ -61,27 +51,15 @@ class PagedDraftModel:
     drafts_early = True
     """Whether `draft_early` can draft."""
 
-    _decodes = True
-    """Whether it drafts in passes of one token."""
-
-    _loaded: LoadedModel
-
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
         self._loaded = self._create_loaded(spec, vllm_config, device)
-        self._runner = runner
-        self._device = device
+        super().__init__(spec, vllm_config, device, runner)
         self._max_num_tokens: int = self._loaded.max_num_tokens
-        self._vocab_size: int = vllm_config.model_config.get_vocab_size()
-        models = vllm_config.model_config, self._loaded.draft_model_config
-        self._vocabulary = map_draft_vocabulary(spec, *models, device)
         # Request id -> its committed tokens when it was last drafted for, and the drafts.
         self._drafted: dict[str, tuple[int, DraftRow]] = {}
         self._early = EarlyDrafts()
         self._kv = self._new_groups({}, 0)
         self._kv_bytes = 0
-        self._builder: ForwardInputBuilder | None = None
-        self._num_drafts = spec.num_speculative_tokens
-        self._decode_graphs: decode_graphs.DecodeGraphs | None = None
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
 
     def _create_loaded(self, *args: Any) -> LoadedModel:
@@ -116,18 +94,6 @@ class PagedDraftModel:
     def dummy_run(self, num_tokens: int, graphs: bool) -> None:
         """See `LoadedModel.dummy_run`."""
         self._loaded.dummy_run(num_tokens, graphs)
-
-    def capture_passes(self) -> None:
-        """Captures its passes of one token, where they can be graphs of whole passes."""
-        if self._decodes and decode_graphs.can_capture(self._loaded, self._num_drafts):
-            builder = self._input_builder()
-            graphs = decode_graphs.DecodeGraphs(self, self._loaded, builder, self._num_drafts)
-            graphs.capture()
-            self._decode_graphs = graphs
-
-    def drop_passes(self) -> None:
-        """Drops what `capture_passes` captured, as after vLLM's profile of graph memory."""
-        self._decode_graphs = None
 
     @property
     def layer_names(self) -> set[str]:
@@ -294,66 +260,6 @@ class PagedDraftModel:
         inputs = self._input_builder().prefill(batch.rows[rows], start, length, tokens)
         return gather(self._forward(inputs.tokens, inputs), inputs.ends)
 
-    def _decode_drafts(
-        self,
-        batch: DraftBatch,
-        stop: Ints,
-        prefilled: ForwardOutputs,
-        behind: torch.Tensor | None = None,
-    ) -> Drafts:
-        """Drafts up to k tokens of each row, one for each pass that the row is in.
-
-        `stop` and `behind` are those of `DraftPasses`.
-        """
-        order = (-batch.k).argsort(kind="stable")  # rows with more drafts come first
-        counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
-        if not counts:
-            return Drafts([[] for _ in batch.rows])
-        first_rows, (output, recurrent) = order[: counts[0]], prefilled
-        if len(first_rows) < len(order) or (first_rows != np.arange(len(first_rows))).any():
-            output, recurrent = gather(prefilled, *to_device(self._device, first_rows))
-        sampling, graphs = batch.sampling, self._decode_graphs
-        if sampling is None and graphs and len(counts) > 1 and (graph := graphs.shape(counts[0])):
-            k, newest = batch.k[first_rows], self.logits(output).argmax(dim=-1)
-            if behind is not None:
-                behind = in_order(behind, first_rows)
-            place = batch.rows[first_rows], stop[first_rows], k
-            table = DraftTable(graphs.draft(graph, *place, newest, recurrent, behind))
-            return self._collected(batch, order, drafts_of_table(table, k.tolist()))
-        samples = sampling is not None and sampling.samples
-        shape = counts[0], len(counts), self._vocab_size if samples else 0
-        q = torch.empty(shape, device=self._device)
-        passes = DraftPasses(self._input_builder(), batch, order, stop, counts, behind)
-        tokens_by_pass: list[tuple[RowSelection, torch.Tensor]] = []
-        for depth in range(len(counts)):
-            if depth:
-                staying, inputs = passes.next()
-                if inputs is None:
-                    break
-                previous = select_rows(tokens_by_pass[-1][1], staying)
-                recurrent = select_rows(recurrent, staying)
-                output, recurrent = self._forward(previous, inputs, recurrent)
-            logits, selection = self.logits(output), passes.selection
-            if sampling is None:
-                newest = logits.argmax(dim=-1)
-            else:
-                newest, drawn_from = sampling.draw(logits, order[selection], depth)
-                if samples:
-                    q[selection, depth] = drawn_from
-            tokens_by_pass.append((selection, newest))
-        rows = drafts_of_passes(tokens_by_pass)
-        distributions = [q[n, : len(row)] for n, row in enumerate(rows)] if samples else None
-        return self._collected(batch, order, rows, distributions)
-
-    @staticmethod
-    def _collected(
-        batch: DraftBatch, order: Ints, rows: Sequence[DraftRow], distributions: Any = None
-    ) -> Drafts:
-        """The drafts of all rows, of which the first of `order` have some."""
-        drafts = DraftCollector(len(batch.rows))
-        drafts.set(order[: len(rows)], Drafts(rows, distributions))
-        return drafts.collect()
-
     def _record_drafted(
         self, batch: DraftBatch, rows: npt.NDArray[np.intp], drafts: Drafts
     ) -> None:
@@ -363,77 +269,7 @@ class PagedDraftModel:
             if isinstance(drafted, DraftRow):
                 self._drafted[batch.request_ids[i]] = int(batch.num_tokens[i]), drafted
 
-    def _forward(
-        self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
-    ) -> ForwardOutputs:
-        """Runs the draft model on the next tokens of some rows.
-
-        Args:
-            tokens: int [T], on the device, row by row.
-            inputs: their positions and KV slots.
-            recurrent: [T, H], a head's own states of the pass before; `None` for the target's.
-        """
-        mode, padded = self._loaded.execution(total := len(inputs.position))
-        by_layer = self._loaded.attention_metadata(inputs.metadata)
-        output, recurrent = self.run(tokens, inputs, by_layer, recurrent, mode, padded)
-        if padded == total:
-            return output, recurrent
-        return output[:total], recurrent[:total]
-
-    def run(
-        self,
-        tokens: torch.Tensor,
-        inputs: ForwardInputs,
-        by_layer: Mapping[str, Any],
-        recurrent: torch.Tensor | None,
-        mode: Any = None,
-        padded: int | None = None,
-    ) -> ForwardOutputs:
-        """`_forward` with the metadata of each layer; its outputs have the padding.
-
-        Args:
-            mode: vLLM's of the graphs of pieces; `None` for none.
-            padded: tokens with padding; `None` for none.
-        """
-        loaded = self._loaded
-        padded = len(inputs.position) if padded is None else padded
-        ids = self._vocabulary.inputs(tokens)
-        model_inputs = {
-            "input_ids": loaded.placed(loaded.input_ids, ids, padded),
-            "positions": loaded.placed(loaded.positions, inputs.positions, padded),
-        }
-        with compat.set_forward_context(
-            by_layer,
-            loaded.vllm_config,
-            num_tokens=padded,
-            cudagraph_runtime_mode=mode or compat.CUDAGraphMode.NONE,
-            slot_mapping=loaded.slot_mapping(padded, inputs.slots),
-        ):
-            return self._call_model(model_inputs, inputs, recurrent)
-
-    def _call_model(
-        self,
-        model_inputs: dict[str, torch.Tensor],
-        inputs: ForwardInputs,
-        recurrent: torch.Tensor | None,
-    ) -> ForwardOutputs:
-        """Calls the model; `model_inputs`: the padded tokens and positions. See `_forward`."""
-        hidden: torch.Tensor = self._loaded.model(**model_inputs, inputs_embeds=None)
-        return hidden, hidden
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits over the target's vocabulary for each hidden state, [N, V]."""
-        logits: torch.Tensor = self._vocabulary.logits(self._loaded.model.compute_logits(hidden))
-        return logits
-
-    def _input_builder(self) -> ForwardInputBuilder:
-        tables = self._runner.input_batch.block_table
-        if self._builder is None or self._builder.tables is not tables:
-            self._builder = ForwardInputBuilder(tables, self._slot_gids(), self._device)
-        return self._builder
-
     def _slot_gids(self) -> Iterable[int]:
-        """The KV cache groups in which a forward pass needs slots."""
         return self._kv.ledgers
 
 

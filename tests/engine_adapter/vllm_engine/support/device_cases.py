@@ -52,20 +52,19 @@ LOOKUPS = ("ngram", "suffix")
 """Methods that draft on the CPU. Their drafts are verified by exact match."""
 
 _UPLOADS = {
-    "draft_model": 3,
-    "eagle": 3,
-    "eagle3": 3,
-    "mtp": 3,
-    "dflash": 4,
-    "dspark": 5,
-    "medusa": 2,
-    "mlp_speculator": 3,
+    "draft_model": 2,
+    "eagle": 2,
+    "eagle3": 2,
+    "mtp": 2,
+    "dflash": 3,
+    "dspark": 4,
+    "medusa": 1,
+    "mlp_speculator": 2,
 }
 """Method -> uploads of a greedy step.
 
-One is the drafts, which the target reads. The others are the inputs of the first pass and of all
-later ones (a head of Medusa: where the target's states are; an MLP speculator: the newest tokens
-too; DSpark: the rows of each depth).
+They are the inputs of the first pass and of all later ones (a head of Medusa: where the target's
+states are; an MLP speculator: the newest tokens too; DSpark: the rows of each depth).
 """
 
 

@@ -23,12 +23,16 @@ from engine_adapter.seam.types import NONE, SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport, SpecgateConfig
 from engine_adapter.vllm_engine.worker import proposer_host as host_module
 from engine_adapter.vllm_engine.worker.dispatch import ProposerDispatch
+from engine_adapter.vllm_engine.worker.drafting import model_passes
 from engine_adapter.vllm_engine.worker.drafting import paged_block_head as block_head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_head as head_module
 from engine_adapter.vllm_engine.worker.drafting import paged_model as draft_module
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.early_drafts import UnreadStep
-from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import MappedVocabulary
+from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import (
+    MappedVocabulary,
+    SameVocabulary,
+)
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
 from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
@@ -112,7 +116,7 @@ class World:
     ) -> None:
         loaded = partial(ToyLoaded, self)
         monkeypatch.setattr(draft_module, "LoadedDraft", loaded)
-        monkeypatch.setattr(draft_module, "map_draft_vocabulary", self._map_vocabulary)
+        monkeypatch.setattr(model_passes, "map_draft_vocabulary", self._map_vocabulary)
         monkeypatch.setattr(head_module, "LoadedHead", loaded)
         monkeypatch.setattr(host_module, "PagedDraftModel", ToyDraft)
         monkeypatch.setattr(host_module, "PagedHead", ToyHead)
@@ -186,9 +190,11 @@ class World:
 
     def _map_vocabulary(
         self, spec: ProposerSpec, target: Any, draft: Any, device: torch.device
-    ) -> MappedVocabulary | None:
+    ) -> MappedVocabulary | SameVocabulary:
         mapped = self.vocabularies.get(spec.name)
-        return None if mapped is None else MappedVocabulary(mapped, VOCAB, device)
+        if mapped is None:
+            return SameVocabulary(VOCAB)
+        return MappedVocabulary(mapped, VOCAB, device)
 
     def toy(self, name: str) -> ToyDraft | ToyHead | ToyBlockHead:
         model = self.dispatch.host.draft_models[name]

@@ -135,8 +135,7 @@ class ToyForward(ABC):
         self, tokens: torch.Tensor, inputs: ForwardInputs, recurrent: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         given = tokens.tolist()
-        if (vocabulary := self._vocabulary) is not None:  # type: ignore[attr-defined]
-            tokens = vocabulary.inputs(tokens)
+        tokens = self._vocabulary.inputs(tokens)  # type: ignore[attr-defined]
         total, metadata = len(tokens), inputs.metadata[0]
         position = inputs.positions.numpy()
         assert 0 < total <= self._max_num_tokens

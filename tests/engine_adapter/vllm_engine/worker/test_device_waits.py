@@ -80,14 +80,14 @@ def test_a_step_waits_as_often_as_its_budget_allows(
     assert steps.log.waits_of_vllm == []
 
 
-@pytest.mark.parametrize("method", ["draft_model", "medusa"])
+@pytest.mark.parametrize(("method", "name"), [("draft_model", "logits"), ("medusa", "_logits")])
 def test_a_model_that_fails_to_draw_is_reported_without_a_wait(
-    device: PretendDevice, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: PretendDevice, method: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = started(device, method, SAMPLED, tmp_path)
     proposer = steps.drafter.host.proposers["it"]
-    logits = proposer._logits
-    monkeypatch.setattr(proposer, "_logits", lambda states: logits(states) * float("nan"))
+    logits = getattr(proposer, name)
+    monkeypatch.setattr(proposer, name, lambda states: logits(states) * float("nan"))
     steps.step()
     assert steps.log.counts == budget(method, SAMPLED)
     assert "sum to 1" in steps.faults["it"]

@@ -229,6 +229,18 @@ def test_drafts_of_models_and_lookups_are_put_together_on_the_device() -> None:
     assert drafts.tolist() == [[9, 9, 0], [5, 6, 7], [0, 0, 0], [1, 2, 3]]
 
 
+def test_a_table_with_all_rows_is_what_the_target_reads() -> None:
+    first, second = DraftTable(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])).rows()
+    drafts = drafts_on_device([first, second[:1]], CAPACITY, torch.device("cpu"))
+    assert drafts.tolist() == [[1, 2, 3], [5, 6, 7]]
+
+
+def test_rows_of_a_table_in_another_order_keep_theirs() -> None:
+    first, second = DraftTable(torch.tensor([[1, 2], [5, 6]])).rows()
+    drafts = drafts_on_device([second, first], CAPACITY, torch.device("cpu"))
+    assert drafts.tolist() == [[5, 6, 0], [1, 2, 0]]
+
+
 def test_a_table_may_be_narrower_than_the_capacity() -> None:
     (row,) = DraftTable(torch.tensor([[4]])).rows()
     assert drafts_on_device([row], CAPACITY, torch.device("cpu")).tolist() == [[4, 0, 0]]

@@ -20,7 +20,12 @@ class Base:
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.device = torch.device("cpu")
-        model = SimpleNamespace(set_cudagraph_mode=lambda mode: self.calls.append(mode))
+        self.parallel_config = SimpleNamespace(world_size=1)
+        model = SimpleNamespace(
+            set_cudagraph_mode=lambda mode: self.calls.append(mode),
+            capture_passes=lambda: self.calls.append("passes"),
+            drop_passes=lambda: self.calls.append("dropped"),
+        )
         host = SimpleNamespace(
             draft_models={"draft": model},
             dummy_run=lambda tokens, graphs: self.calls.append((tokens, graphs)),
@@ -30,6 +35,9 @@ class Base:
         self.reserved: list[str] = []
         self.drafter = SimpleNamespace(host=host)
         self.compilation_config = SimpleNamespace(cudagraph_capture_sizes=[1, 4])
+
+    def capture_model(self, *, profile_only: bool = False) -> int:
+        return 7
 
     def execute_model(self, scheduler_output: Any) -> Any:
         return scheduler_output.specgate_plan
@@ -54,9 +62,17 @@ class Runner(WarmUpHooks, Base):
 
 
 @pytest.mark.needs_vllm
-@pytest.mark.parametrize(("mode", "captured"), [("FULL_AND_PIECEWISE", True), ("NONE", False)])
-def test_drafts_are_captured_if_the_target_has_graphs_of_pieces(
-    mode: str, captured: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mode", "passes", "pieces"),
+    [
+        ("FULL_AND_PIECEWISE", True, True),
+        ("FULL_DECODE_ONLY", True, False),
+        ("PIECEWISE", False, True),
+        ("NONE", False, False),
+    ],
+)
+def test_drafts_have_the_graphs_that_the_target_has(
+    mode: str, passes: bool, pieces: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from engine_adapter.vllm_engine.worker.speculator import PlannedSpeculator
 
@@ -73,8 +89,16 @@ def test_drafts_are_captured_if_the_target_has_graphs_of_pieces(
     speculator.init_cudagraph_manager(graph_mode)
     speculator.capture()
     each = [(size, graphs) for size in (4, 1) for graphs in (False, True)]
-    assert runner.calls == [graph_mode, *(each if captured else ())]
-    assert scopes == ([runner.device] if captured else [])
+    wanted = [graph_mode, *(["passes"] if passes else ()), *(each if pieces else ())]
+    assert runner.calls == wanted
+    assert scopes == ([runner.device] if pieces else [])
+
+
+def test_graphs_of_the_profile_are_dropped() -> None:
+    runner = Runner()
+    assert runner.capture_model(profile_only=True) == 7
+    assert runner.capture_model() == 7
+    assert runner.calls == ["dropped"]
 
 
 @pytest.mark.needs_vllm

@@ -80,7 +80,7 @@ def test_only_the_option_maps(module: Any, on: bool) -> None:
     )
     vocabulary = module.map_draft_vocabulary(spec, config, config, torch.device("cpu"))
     if not on:
-        assert vocabulary is None
+        assert isinstance(vocabulary, module.SameVocabulary)
         return
     logits = torch.rand(3, 2048)
     mapped = vocabulary.logits(logits)
@@ -129,3 +129,15 @@ def test_what_does_not_map_is_never_drafted(make: Any) -> None:
         drafted |= set(world.step().drafts["r"])
     assert len(drafted) > 5
     assert all(vocabulary.outputs[token] != NO_TOKEN for token in drafted)
+
+
+@pytest.mark.parametrize("width", [3, 4, 6])
+def test_logits_of_a_model_with_the_same_tokens_have_the_targets_width(
+    width: int, module: Any
+) -> None:
+    vocabulary, logits = module.SameVocabulary(4), torch.rand(2, width)
+    of_target = vocabulary.logits(logits)
+    assert torch.equal(of_target[:, :width], logits[:, :4])
+    assert of_target.shape == (2, 4)
+    assert (of_target[:, width:] == IMPOSSIBLE).all()
+    assert vocabulary.inputs(logits) is logits
