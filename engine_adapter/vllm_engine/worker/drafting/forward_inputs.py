@@ -273,26 +273,27 @@ class ForwardInputBuilder:
         slots: Mapping[int, torch.Tensor],
         starts: torch.Tensor,
         seq_lens: torch.Tensor,
-        max_seq_len: int,
+        longest: tuple[int, int],
     ) -> dict[int, Any]:
-        """Metadata of a pass of one token a row that a graph captures: its tensors are buffers.
+        """Metadata of a pass that a graph captures: its tensors are buffers.
 
         Args:
             blocks: KV cache group -> int32 [N, W].
-            slots: KV cache group -> int64 [N].
-            starts: int32 [N + 1], from 0 to N.
-            seq_lens: int32 [N], each at most `max_seq_len`.
+            slots: KV cache group -> int64 [T].
+            starts: int32 [N + 1], the first token of each row among the T, and T.
+            seq_lens: int32 [N].
+            longest: the tokens of each row in the pass, and the most that `seq_lens` may say.
         """
-        count = len(seq_lens)
+        count, (length, max_seq_len) = len(seq_lens), longest
         return {
             gid: compat.CommonAttentionMetadata(
                 query_start_loc=starts,
-                query_start_loc_cpu=torch.arange(count + 1, dtype=torch.int32),
+                query_start_loc_cpu=torch.arange(count + 1, dtype=torch.int32) * length,
                 seq_lens=seq_lens,
                 seq_lens_cpu_upper_bound=torch.full((count,), max_seq_len, dtype=torch.int32),
                 num_reqs=count,
-                num_actual_tokens=count,
-                max_query_len=1,
+                num_actual_tokens=count * length,
+                max_query_len=length,
                 max_seq_len=max_seq_len,
                 block_table_tensor=blocks[gid],
                 slot_mapping=group_slots,

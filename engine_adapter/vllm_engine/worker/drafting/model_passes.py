@@ -22,6 +22,7 @@ from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
     in_order,
     select_rows,
 )
+from engine_adapter.vllm_engine.worker.drafting.early_drafts import UnreadStep
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
     ForwardInputs,
@@ -38,6 +39,9 @@ class ModelPasses:
 
     _decodes = True
     """Whether it drafts in passes of one token."""
+
+    keeps_states = True
+    """Whether all that its first pass reads lies in the KV cache."""
 
     def __init__(self, spec: ProposerSpec, vllm_config: Any, device: torch.device, runner: Any):
         self._runner = runner
@@ -129,6 +133,14 @@ class ModelPasses:
         rows = drafts_of_passes(tokens_by_pass)
         distributions = [q[n, : len(row)] for n, row in enumerate(rows)] if samples else None
         return _of_all_rows(batch, order, rows, distributions)
+
+    def _draft_in_graphs(self, batch: DraftBatch, start: Ints, step: UnreadStep) -> Drafts | None:
+        """The drafts of all rows after a step, if graphs can make them: see `DecodeGraphs`."""
+        graphs = self._decode_graphs
+        if graphs is None or (shape := graphs.first_shape(len(batch.rows))) is None:
+            return None
+        table = DraftTable(graphs.draft_after(shape, batch.rows, start, batch.k, step))
+        return Drafts(drafts_of_table(table, batch.k.tolist()))
 
     # -- one pass -------------------------------------------------------------------------------
 

@@ -57,6 +57,11 @@ class PagedHead(PagedDraftModel):
         self._step_states: StepStates | None = None
         return self._create_head(*args)
 
+    @property
+    def keeps_states(self) -> bool:  # type: ignore[override]
+        """Whether the target's states are kept; otherwise a pass reads those of the step."""
+        return self._step_states is None
+
     def _create_head(self, *args: Any) -> AnyHead:
         return LoadedHead(*args)
 

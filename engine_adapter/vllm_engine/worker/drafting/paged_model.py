@@ -170,14 +170,17 @@ class PagedDraftModel(ModelPasses):
         length = num_before + step.num_drafts + 1 - missing
         if not rows.size or length.sum() > self._max_num_tokens:
             return
-        with self._loaded.tp_scope():
-            tokens = batch.token_ids[:, self._token_offset :]
-            inputs = self._input_builder().prefill(batch.rows, missing, length, tokens)
-            step.place(inputs.tokens, length.cumsum())
-            outputs = self._forward(inputs.tokens, inputs)
-            prefilled = gather(outputs, inputs.ends - step.num_rejected)
-            self._record_early(batch, _of_rows(blocks, rows), num_before)
-            drafts = self._decode_drafts(batch, missing + length, prefilled, step.num_rejected)
+        usual = (missing == num_before).all() and (step.num_drafts == self._num_drafts).all()
+        drafts = self._draft_in_graphs(batch, missing, step) if usual else None
+        if drafts is None:
+            with self._loaded.tp_scope():
+                tokens = batch.token_ids[:, self._token_offset :]
+                inputs = self._input_builder().prefill(batch.rows, missing, length, tokens)
+                step.place(inputs.tokens, length.cumsum())
+                outputs = self._forward(inputs.tokens, inputs)
+                prefilled = gather(outputs, inputs.ends - step.num_rejected)
+                drafts = self._decode_drafts(batch, missing + length, prefilled, step.num_rejected)
+        self._record_early(batch, _of_rows(blocks, rows), num_before)
         caught_up = np.maximum(batch.num_computed - missing, 0)
         self._early.set(batch, step, drafts.tokens, caught_up)
 

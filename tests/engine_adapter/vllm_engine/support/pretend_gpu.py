@@ -186,14 +186,15 @@ def _let_metadata_be_updated(builder: Any) -> None:
 
 def _note_dummy_runs() -> None:
     from engine_adapter.vllm_engine import compat
-    from engine_adapter.vllm_engine.worker.drafting.decode_graphs import DecodeGraphs
+    from engine_adapter.vllm_engine.worker.drafting import decode_graphs
     from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
     from engine_adapter.vllm_engine.worker.drafting.weights import LoadedModel
 
     loading: Any = LoadedModel
     paged: Any = PagedDraftModel
-    whole: Any = DecodeGraphs
-    capture, whole_passes = whole.capture, whole.draft
+    whole: Any = decode_graphs.DecodeGraphs
+    decode_graphs._QUERY_BACKENDS.add("CPU_ATTN")
+    capture, later_passes, all_passes = whole.capture, whole.draft, whole.draft_after
     of_target, of_draft, forward = (
         compat.GPUModelRunner._dummy_run,
         loading.dummy_run,
@@ -219,9 +220,13 @@ def _note_dummy_runs() -> None:
 
     def drafted(graphs: Any, *args: Any) -> Any:
         with _running(graphs._loaded.prefix):
-            return whole_passes(graphs, *args)
+            return later_passes(graphs, *args)
 
-    whole.capture, whole.draft = captured, drafted
+    def drafted_after(graphs: Any, *args: Any) -> Any:
+        with _running(graphs._loaded.prefix):
+            return all_passes(graphs, *args)
+
+    whole.capture, whole.draft, whole.draft_after = captured, drafted, drafted_after
     compat.GPUModelRunner._dummy_run = target
     loading.dummy_run = draft
     paged._forward = one_pass

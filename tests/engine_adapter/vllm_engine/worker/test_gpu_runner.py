@@ -34,6 +34,7 @@ from tests.engine_adapter.vllm_engine.support.recorded import (
     RecordedEngine,
     RecordedRequest,
     RecordedRun,
+    running_runner,
 )
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
@@ -77,6 +78,22 @@ def engine(config: dict[str, Any]) -> Iterator[RecordedEngine]:
     )
     yield started
     started.stop()
+
+
+@pytest.fixture(scope="module")
+def late(config: dict[str, Any]) -> Iterator[RecordedEngine]:
+    """The same with asynchronous scheduling; models draft before the tokens of a step are read."""
+    arguments = config["arguments"] | pretend_gpu.ARGUMENTS | {"async_scheduling": True}
+    started = RecordedEngine(
+        EngineConfig(TARGET, "demo", config["specs"], None, arguments), pretend_gpu.install
+    )
+    started.call(draft_early)
+    yield started
+    started.stop()
+
+
+def draft_early() -> None:
+    running_runner()._drafts.drafts_early = True  # as on a device that is no CPU
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +154,9 @@ def test_every_draft_is_captured_in_the_sizes_of_the_targets_pieces(before_servi
         wanted = {("target", "PIECEWISE", size) for size in SIZES}
         wanted |= {("target", "FULL", size) for size in of_whole}
         wanted |= {(prefix(name), "PIECEWISE", size) for name in MODELS for size in SIZES}
-        wanted |= {(prefix(name), "FULL", n) for name in DECODING for n in SIZES if n <= ROWS}
+        # Later passes; and first ones, of K + 1 tokens a row.
+        of_drafts = whole
+        wanted |= {(prefix(name), "FULL", n) for name in DECODING for n in of_drafts}
         assert captured == Counter(wanted), phase
     assert not any(one.kind == REPLAY for one in found)
 
@@ -176,3 +195,33 @@ def test_steps_with_drafts_replay_what_was_captured(
     # A stale input, or an output that was overwritten, would change drafts.
     assert same_drafts(got, run(eager, some, name), name) > 20
     assert got.outputs == run(engine, some, NONE).outputs
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_early_drafts_are_graphs_of_first_and_later_passes(
+    late: RecordedEngine, eager: RecordedEngine, prompts: list[Prompt], name: str
+) -> None:
+    before = len(late.call(pretend_gpu.events))
+    some = prompts[:3]
+    got = run(late, some, name)
+    found = graphs(late, before)
+    first, later = ((prefix(name), "FULL", size) for size in (4 * (K + 1), 4))
+    assert found[first] > 5
+    assert found[later] >= (K - 1) * found[first]
+    assert same_drafts(got, run(eager, some, name), name) > 15
+    assert got.outputs == run(late, some, NONE).outputs
+
+
+def test_rows_with_fewer_drafts_share_the_graphs(
+    late: RecordedEngine, eager: RecordedEngine, prompts: list[Prompt]
+) -> None:
+    def run_with(engine: RecordedEngine) -> RecordedRun:
+        engine.reset_prefix_cache()
+        methods = [SpecMethod("eagle3", k) for k in (K, 1, 2)]
+        requests = zip(prompts[:3], methods, strict=True)
+        return engine.run([RecordedRequest(prompt, LENGTH, method) for prompt, method in requests])
+
+    got, wanted = run_with(late), run_with(eager)
+    assert same_drafts(got, wanted, "eagle3") > 20
+    lengths = [{len(drafts) for drafts in got.of(i, "eagle3").values()} for i in range(3)]
+    assert [max(of_row) for of_row in lengths] == [K, 1, 2]
