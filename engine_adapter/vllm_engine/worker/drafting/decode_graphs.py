@@ -190,11 +190,11 @@ class DecodeGraphs:
             self._blocks[gid][:count] = blocks
         self._first.run_fullgraph(shape)
         if deepest > 1:
-            later = self.shape(count)
-            if later.num_tokens > size:  # more rows without a request than in the first pass
-                self._positions[1, size : later.num_tokens] = -1
+            later_shape = self.shape(count)
+            if later_shape.num_tokens > size:  # more rows without a request than in the first pass
+                self._positions[1, size : later_shape.num_tokens] = -1
             for _ in range(deepest - 1):
-                self._later.run_fullgraph(later)
+                self._later.run_fullgraph(later_shape)
         return self._drafts[:count, :deepest].clone()
 
     def _prepare_first(self, shape: Any, warmup: bool) -> Callable[[Any], None]:
