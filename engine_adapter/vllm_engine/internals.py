@@ -139,7 +139,15 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("init_speculator", "Sampler", "sort_batch_req_ids", "ModelCudaGraphManager"),
     ),
     "ModelCudaGraphManager": ("vllm_config", "decode_query_len", "_capture_descs", "_candidates"),
-    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor": ("num_tokens",),
+    "CudaGraphManager": ("capture", "dispatch", "run_fullgraph"),
+    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor": (
+        *("num_tokens", "num_reqs", "cg_mode"),
+    ),
+    "AttentionGroup": (
+        *("build_metadata_for_drafting", "build_metadata_for_cudagraph_capture"),
+        *("kernel_block_size", "supports_draft_decode_metadata_update"),
+        "update_draft_decode_metadata",
+    ),
     "v2_gumbel": ("gumbel_sample",),
     "v2_cpu_model_runner": ("CPUModelRunner",),
     "v2_input_batch": ("get_num_sampled_and_rejected",),
