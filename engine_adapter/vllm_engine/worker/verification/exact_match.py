@@ -88,6 +88,10 @@ def accept_matching(
     Returns:
         int64 [B, width], of which the first are emitted, and int32 [B], how many.
     """
+    if len(samples) == (len(starts) - 1) * width:  # as many in every row: nothing is gathered
+        placed, read = samples.view(-1, width), inputs.view(-1, width)
+        agrees = placed[:, :-1] == read[:, 1:]
+        return placed, agrees.cumprod(1).sum(1, dtype=torch.int32) + 1
     offset = torch.arange(width, device=samples.device)
     last_places = (starts[1:] - 1)[:, None]
     places = torch.minimum(starts[:-1, None] + offset, last_places)

@@ -32,12 +32,14 @@ def flat(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return samples, inputs.int(), sizes.cumsum(0).int()
 
 
+@pytest.mark.parametrize("equally_many", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_emit_what_they_would_emit_one_by_one(seed: int) -> None:
+def test_rows_emit_what_they_would_emit_one_by_one(seed: int, equally_many: bool) -> None:
     rng = random.Random(seed)
     rows: list[Row] = []
+    length = rng.randint(0, 4)
     for _ in range(rng.randint(1, 6)):
-        drafts = [rng.randrange(3) for _ in range(rng.randint(0, 4))]
+        drafts = [rng.randrange(3) for _ in range(length if equally_many else rng.randint(0, 4))]
         samples = [rng.randrange(3) for _ in range(len(drafts) + 1)]
         if rng.random() < 0.5:
             samples[:-1] = drafts
