@@ -51,11 +51,27 @@ class DraftPass(Protocol):
 
 
 def can_capture(loaded: LoadedModel, num_drafts: int) -> bool:
-    """Whether a model's passes can be graphs: its attention reads its metadata on the device."""
+    """Whether a model's passes can be graphs: its attention's metadata is updated in a graph."""
     return num_drafts > 1 and all(
-        group.kernel_block_size is None and group.supports_draft_decode_metadata_update
+        group.kernel_block_size is None
+        and group.supports_draft_decode_metadata_update
+        and _updates_what_it_builds(type(group.get_metadata_builder()))
         for group in loaded.draft_attn_groups
     )
+
+
+def _updates_what_it_builds(builder: type) -> bool:
+    """Whether the update of a builder of vLLM's knows how it builds.
+
+    The builders of chunked attention and of attention with sinks change what is built and inherit
+    the update, as if nothing were changed.
+    """
+    classes = builder.__mro__
+    build, update = (
+        next(place for place, of_class in enumerate(classes) if name in vars(of_class))
+        for name in ("build", "update_draft_decode_metadata")
+    )
+    return update <= build
 
 
 _QUERY_BACKENDS = {"FLASH_ATTN", "TRITON_ATTN"}

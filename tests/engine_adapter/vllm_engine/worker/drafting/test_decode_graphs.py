@@ -99,6 +99,10 @@ class Group:
 
     def __init__(self, backend: str = "FLASH_ATTN") -> None:
         self.backend, self.lengths = SimpleNamespace(get_name=lambda: backend), []
+        self.builder: Any = None
+
+    def get_metadata_builder(self) -> Any:
+        return self.builder
 
     def update_draft_decode_metadata(self, by_layer: Any) -> None:
         self.lengths.append(by_layer["layer"].seq_lens.tolist())
@@ -259,11 +263,32 @@ def test_first_passes_are_graphs_where_the_device_knows_all_that_they_read(
     assert graphs.first_shape(5) is None
 
 
-def test_attention_must_be_able_to_update_its_metadata_in_a_graph() -> None:
+def test_attention_must_be_able_to_update_its_metadata_in_a_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.model_executor.layers.attention.chunked_local_attention import (
+        create_chunked_local_attention_backend,
+    )
+    from vllm.model_executor.layers.attention.static_sink_attention import (
+        create_static_sink_attention_backend,
+    )
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+    from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+
     from engine_adapter.vllm_engine.worker.drafting.decode_graphs import can_capture
 
-    group = Group()
-    assert can_capture(loaded_model(group), 2)
-    assert not can_capture(loaded_model(group), 1)
-    group.supports_draft_decode_metadata_update = False
-    assert not can_capture(loaded_model(group), 2)
+    def can(backend: Any, num_drafts: int = 2) -> bool:
+        builder = backend.get_builder_cls()
+        group = Group()
+        group.builder = builder.__new__(builder)
+        return can_capture(loaded_model(group), num_drafts)
+
+    for backend in FlashAttentionBackend, TritonAttentionBackend, TritonMLABackend:
+        assert can(backend)
+    assert not can(FlashAttentionBackend, num_drafts=1)
+    # Their builders change what is built, and inherit the update.
+    assert not can(create_chunked_local_attention_backend(FlashAttentionBackend, 64))
+    assert not can(create_static_sink_attention_backend(FlashAttentionBackend, 64))
+    monkeypatch.setattr(Group, "supports_draft_decode_metadata_update", False)
+    assert not can(FlashAttentionBackend)
