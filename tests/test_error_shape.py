@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from server.state import AppState
 from tests.server.gateway import BASE_URL, build
 
-OPEN = {"/health", "/ready"}
+OPEN = {"/health", "/ping", "/ready"}
 """The routes that answer without a key, because probes have none."""
 
 CONSOLE = {"/console": 200, "/console/": 307, "/console/x": 404}
@@ -192,7 +192,7 @@ async def test_503_while_the_engine_loads() -> None:
     ):
         for method, path, _ in routes(app):
             response = await client.request(method, path, headers=ADMIN)
-            if path in ("/health", "/version", "/metrics", "/openapi.json"):
+            if path in ("/health", "/ping", "/version", "/metrics", "/openapi.json"):
                 assert response.status_code == 200, path
             elif path in CONSOLE:
                 assert response.status_code == CONSOLE[path]

@@ -239,6 +239,12 @@ class DataParallelEngine:
         )
         return (await make(change, self._ranks))[0]
 
+    async def reset_prefix_cache(self) -> bool:
+        """See `Engine.reset_prefix_cache`: of every engine that serves; true if all did."""
+        self._first_serving  # noqa: B018  # raises if none serves
+        resets = [rank.engine.reset_prefix_cache() for rank in self._serving]
+        return all(await asyncio.gather(*resets))
+
     @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
         """See `Engine.lora_adapters`: those that an engine has."""

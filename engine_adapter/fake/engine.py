@@ -220,6 +220,11 @@ class FakeEngine:
         self._begin_call("set_policy")
         return self._planning.set_policy(name, parameters)
 
+    async def reset_prefix_cache(self) -> bool:
+        """See `Engine.reset_prefix_cache`. There is none; it is as if sequences held its blocks."""
+        self._begin_call("reset_prefix_cache")
+        return not self._batch.running
+
     @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
         """See `Engine.lora_adapters`. An adapter's name changes the text; its files do not."""

@@ -132,6 +132,17 @@ class Engine(Protocol):
         """
         ...
 
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets the prefixes of prompts whose KV is kept; later requests read theirs again.
+
+        Returns:
+            `False` if a running request held a block of it, and nothing has changed.
+
+        Raises:
+            EngineDead: the engine is dead.
+        """
+        ...
+
     async def proposers(self) -> tuple[ProposerInfo, ...]:
         """The proposers with their current figures; one that is being loaded comes last."""
         ...

@@ -23,7 +23,7 @@ from server.settings import Settings
 from server.settings.keys import Key, Role
 from server.text_threads import texts_of
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 """Probed by orchestrators without credentials; they reveal only the server's state."""
 
 METRICS_PATH = "/metrics"
@@ -44,6 +44,7 @@ ADMIN_PATHS = frozenset(
         "/v1/spec_policy",
         "/v1/explain",
         "/tokenizer_info",
+        "/reset_prefix_cache",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
         FLEET_PATH,

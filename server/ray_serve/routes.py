@@ -29,6 +29,7 @@ ONE_REPLICA = (
     "/v1/unload_lora_adapter",
     "/v1/check_switch",
     "/v1/fleet_method",
+    "/reset_prefix_cache",
 )
 """Paths whose request would reach the one replica that Serve chooses, and no other."""
 

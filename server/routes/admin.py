@@ -1,4 +1,4 @@
-"""The admin routes: show, switch, load and unload proposers."""
+"""The admin routes: show, switch, load and unload proposers; empty the prefix cache."""
 
 from dataclasses import asdict
 
@@ -8,6 +8,7 @@ from engine_adapter.seam.types import ProposerInfo
 from server.contract.answers import answers
 from server.control.records import SwitchResult
 from server.control.switching.errors import SWITCH_ERRORS, to_refusal
+from server.errors import ApiError, InvalidField
 from server.http.auth import caller
 from server.http.event_stream import until_disconnect
 from server.http.exchange import exchange_of
@@ -129,6 +130,23 @@ async def unload_proposer(
     asker = caller(request)
     await runtime.proposer_admin.unload(body.name, asker)
     return UnloadResponse(name=body.name)
+
+
+@router.post(
+    "/reset_prefix_cache",
+    operation_id="reset_prefix_cache",
+    responses=answers(errors={400: "unsupported_parameter", 409: "prefix_cache_in_use"}),
+)
+async def reset_prefix_cache(request: Request, runtime: ReadyRuntime) -> schema.PrefixCacheReset:
+    """Empties the prefix cache, as before a benchmark. The name is vLLM's."""
+    if request.query_params:
+        name = next(iter(request.query_params))
+        message = f"{name!r} is not supported: this route has no options."
+        raise InvalidField(name, message, "unsupported_parameter")
+    if not await runtime.engine.reset_prefix_cache():
+        message = "A running request uses the prefix cache. Try again when none runs."
+        raise ApiError(409, message, code="prefix_cache_in_use")
+    return schema.PrefixCacheReset(reset=True)
 
 
 def _proposer(info: ProposerInfo, runtime: Runtime) -> Proposer:

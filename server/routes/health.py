@@ -1,4 +1,4 @@
-"""`/health` and `/ready`, the probes of orchestrators, and `/load`, that of routers."""
+"""`/health`, `/ping` and `/ready`, the probes of orchestrators, and `/load`, that of routers."""
 
 from typing import Any
 
@@ -13,6 +13,13 @@ from server.state import AnyState, AppState, StartedRuntime
 router = APIRouter(tags=["Server"])
 
 
+@router.head("/ping", include_in_schema=False)
+@router.get(
+    "/ping",
+    operation_id="ping",
+    response_model=None,
+    responses=answers(Health, errors={503: "engine_start_failed, engine_dead"}),
+)
 @router.head("/health", include_in_schema=False)
 @router.get(
     "/health",
@@ -24,6 +31,7 @@ async def health(state: AnyState) -> dict[str, Any]:
     """Says 200 while the engine is alive or loads for the first time; else 503 with the reason.
 
     With `Retry-After` the engine is being replaced; without it the process must be restarted.
+    `/ping` is the same under SageMaker's name, as in vLLM.
     """
     if state.startup_error is not None:
         raise Unavailable("The engine could not start.", "engine_start_failed", None)

@@ -194,6 +194,12 @@ class UnloadResponse(BaseModel):
     unloaded: bool = True
 
 
+class PrefixCacheReset(BaseModel):
+    """`POST /reset_prefix_cache`."""
+
+    reset: Literal[True]
+
+
 def _check_printable(name: str) -> str:
     if not name.isprintable():
         raise ValueError("must have no control characters")

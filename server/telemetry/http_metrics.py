@@ -19,7 +19,7 @@ The same for other dashboards, without probes:
 
 from server.telemetry.metric_maker import MetricMaker
 
-PROBES = frozenset({"/health", "/ready", "/metrics"})
+PROBES = frozenset({"/health", "/ping", "/ready", "/metrics"})
 """Routes that are polled every few seconds; they are logged at level debug."""
 
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")

@@ -274,6 +274,11 @@ class VllmEngine:
             await process.call("specgate_set_policy", name, dict(parameters))
         return self._policies.set(name, parameters, specs)
 
+    async def reset_prefix_cache(self) -> bool:
+        """See `Engine.reset_prefix_cache`."""
+        with self._death_explained("The prefix cache was not emptied"):
+            return await self._supervisor.child.reset_prefix_cache()
+
     @property
     def lora_adapters(self) -> tuple[LoraAdapter, ...]:
         """See `Engine.lora_adapters`."""

@@ -218,6 +218,13 @@ class EngineProcess:
         """Runs a method of EngineCore between two steps. Raises `EngineDead`."""
         return await self._result_of(self._llm.engine_core.call_utility_async(method, *args))
 
+    async def reset_prefix_cache(self) -> bool:
+        """Empties the prefix cache between two steps, unless a request holds a block of it.
+
+        Returns whether it did. Raises `EngineDead`.
+        """
+        return bool(await self._result_of(self._llm.reset_prefix_cache()))
+
     async def add_lora(self, lora_request: Any) -> None:
         """Loads a LoRA adapter (vLLM's `LoRARequest`) between two steps.
 

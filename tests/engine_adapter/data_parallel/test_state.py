@@ -13,11 +13,13 @@ from engine_adapter.data_parallel.proposer_changes import fields_of
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.counts import CompiledGrammars, PolicyStep, StepKind, StepReport
+from engine_adapter.seam.errors import EngineDead
 from engine_adapter.seam.factory import create_engine
 from engine_adapter.seam.types import ProposerInfo, ProposerState, SpecMethod
 from tests.engine_adapter.data_parallel.conftest import StartFleet
-from tests.engine_adapter.data_parallel.fleet import Fleet
+from tests.engine_adapter.data_parallel.fleet import ENDLESS, SLOW, Fleet
 from tests.engine_adapter.fake.harness import Reports, make_request
+from tests.server.gateway import eventually
 
 INFO = ProposerInfo("a", "ngram", None, 3)
 
@@ -151,3 +153,16 @@ async def test_a_policy_is_held_while_the_guard_of_one_engine_holds_it(start: St
     fleet.engine.on_member_restart(0, succeeded=True)
     assert not held(1, suspended=False), "a new process has forgotten it"
     assert fleet.reports.restarts == [True]
+
+
+async def test_the_prefix_cache_is_emptied_in_every_engine(start: StartFleet) -> None:
+    fleet = await start(**SLOW)
+    assert await fleet.engine.reset_prefix_cache()
+    running = fleet.begin(make_request("r", SpecMethod("ngram", 3), max_tokens=ENDLESS))
+    await eventually(lambda: any(rank.num_running for rank in fleet.ranks))
+    assert not await fleet.engine.reset_prefix_cache()
+    running.cancel()
+    for rank in fleet.ranks:
+        rank.die()
+    with pytest.raises(EngineDead):
+        await fleet.engine.reset_prefix_cache()

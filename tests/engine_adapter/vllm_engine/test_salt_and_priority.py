@@ -65,3 +65,20 @@ async def test_preemption_by_priority_leaves_the_text(
         for level in (-3, 3)
     }
     assert ends[-3] < ends[3], "a lower priority ends earlier"
+
+
+async def test_a_prompt_is_read_again_after_the_prefix_cache_is_emptied(
+    live: Live, stock: Stock, prompts: list[Prompt]
+) -> None:
+    prompt = max(prompts, key=len)[:300]
+    for name in NAMES:
+        cached, tokens = [], set()
+        for _ in range(2):
+            assert await live.engine.reset_prefix_cache()
+            for _ in range(2):
+                result = await generate(live, prompt, greedy(24), pinned(name, CHOICES[name]))
+                cached.append(result.num_cached_tokens > 0)
+                tokens.add(tuple(result.tokens))
+        assert cached == [False, True, False, True], name
+        assert len(tokens) == 1
+        await stock.check(prompt, result.tokens)

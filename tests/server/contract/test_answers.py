@@ -90,11 +90,13 @@ ELSEWHERE = {
     *((name, 404) for name in ("create_batch", *OF_STORED_FILES) if not name.startswith("list_")),
     ("unload_lora_adapter", 404),
     ("switch_spec_method", 409),
+    ("reset_prefix_cache", 409),
     ("switch_spec_method", 504),
 }
 """Errors that need a scene of their own."""
 
 WITHOUT_BODY = {
+    "reset_prefix_cache",
     *("retrieve_response", "cancel_response", "list_input_items"),
     *("list_files", "list_batches"),
     "list_conversation_items",
@@ -316,6 +318,7 @@ async def test_400_without_a_body(start: StartGateway, tmp_path: Path) -> None:
         ("list_files", {"purpose": "vision"}),
         ("list_batches", {"limit": "101"}),
         ("list_conversation_items", {"limit": "0"}),
+        ("reset_prefix_cache", {"reset_external": "true"}),
     ):
         response = await send(gateway.client, name, None, response_id=stored, params=query)
         assert response.status_code == 400, name
@@ -335,8 +338,8 @@ async def test_500_comes_where_it_is_documented(
 async def test_503_comes_where_it_is_documented(start: StartGateway) -> None:
     gateway = await start(wait=False, engine_args={"fake_start_s": 60})
     loading = await having(503, lambda name: send(gateway.client, name, valid(name)))
-    # /health is 503 only if the engine cannot start, or has died.
-    assert loading | {"get_health"} == documented(503)
+    # These are 503 only if the engine cannot start, or has died.
+    assert loading | {"get_health", "ping"} == documented(503)
 
 
 async def test_a_stream_that_fails_ends_with_a_documented_event(start: StartGateway) -> None:

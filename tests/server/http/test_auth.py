@@ -61,7 +61,7 @@ async def test_every_route_but_the_probes_needs_a_key() -> None:
     for method, path in routes(app):
         response = await ask(app, method, path)
         seen.add(path)
-        if path in ("/health", "/ready") or path.startswith("/console"):
+        if path in ("/health", "/ping", "/ready") or path.startswith("/console"):
             assert response.status_code != 401, path
         else:
             assert response.status_code == 401, f"{method} {path} needs no key"
@@ -76,7 +76,7 @@ async def test_every_route_but_the_probes_needs_a_key() -> None:
         "/v1/models",
         "/metrics",
     }
-    assert seen >= {"/health", "/ready"}
+    assert seen >= {"/health", "/ping", "/ready"}
 
 
 async def test_without_the_console_its_paths_are_unknown_paths() -> None:
@@ -285,7 +285,7 @@ async def test_a_metrics_key_opens_the_metrics_alone() -> None:
     app = make_app(api_key=[INFERENCE], admin_key=[ADMIN], metrics_key=["sk-metrics"])
     for method, path in routes(app):
         status = (await ask(app, method, path, **bearer("sk-metrics"))).status_code
-        is_open = path in ("/health", "/ready", "/metrics") or path.startswith("/console")
+        is_open = path in ("/health", "/ping", "/ready", "/metrics") or path.startswith("/console")
         assert (status == 401) != is_open, f"{method} {path}"
     for key in (INFERENCE, ADMIN):
         assert (await ask(app, "GET", "/metrics", **bearer(key))).status_code == 200
@@ -317,7 +317,7 @@ async def test_a_keyless_server_on_loopback_refuses_other_names(host: str) -> No
     app = make_app()
     for method, path in routes(app):
         response = await ask(app, method, path, Host=host)
-        if path in ("/health", "/ready") or path.startswith("/console"):
+        if path in ("/health", "/ping", "/ready") or path.startswith("/console"):
             assert response.status_code != 403
         elif method != "HEAD":
             code = "admin_disabled" if path in ADMIN_PATHS else "host_not_allowed"

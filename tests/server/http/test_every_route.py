@@ -29,7 +29,9 @@ EVERYBODY, ANY_KEY = frozenset(KEYS), frozenset({"api", "admin", "metrics"})
 CLIENTS, ADMINS = frozenset({"api", "admin"}), frozenset({"admin"})
 
 OPENED_BY = {
-    **dict.fromkeys(("/health", "/ready", "/console", "/console/", "/console/{name}"), EVERYBODY),
+    **dict.fromkeys(
+        ("/health", "/ping", "/ready", "/console", "/console/", "/console/{name}"), EVERYBODY
+    ),
     "/metrics": ANY_KEY,
     **dict.fromkeys(
         (
@@ -52,6 +54,7 @@ OPENED_BY = {
             *("/v1/check_switch", "/v1/fleet_method"),
             *("/v1/proposers", "/v1/load_proposer", "/v1/unload_proposer"),
             *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/tokenizer_info"),
+            "/reset_prefix_cache",
         ),
         ADMINS,
     ),
@@ -204,7 +207,7 @@ async def test_the_application_runs_no_route_that_the_key_does_not_open(kind: st
                 await app(scope, client_that_leaves(body), keep)
                 route = getattr(scope.get("route"), "path", None)
                 assert route is None or kind in OPENED_BY[route], (method, scope["raw_path"])
-                if path in ("/health", "/ready") or path.startswith("/console"):
+                if path in ("/health", "/ping", "/ready") or path.startswith("/console"):
                     continue
                 if kind in ("none", "wrong"):
                     assert sent[0]["status"] == 401, (method, scope["raw_path"])

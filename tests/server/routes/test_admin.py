@@ -312,3 +312,21 @@ async def test_the_choice_of_parsers_is_shown_with_its_reason(gateway: Gateway) 
     assert parsers["tool_call"]["name"] == "hermes"
     assert parsers["reasoning"]["name"] is None
     assert all(parser["reason"] for parser in parsers.values())
+
+
+async def test_the_prefix_cache_is_emptied_while_no_request_runs(start: StartGateway) -> None:
+    gateway = await start(engine_args={"fake_step_ms": 20, "fake_length": 500})
+    response = await gateway.client.post("/reset_prefix_cache")
+    assert (response.status_code, response.json()) == (200, {"reset": True})
+    running = asyncio.create_task(gateway.complete(max_tokens=400))
+    await eventually(lambda: gateway.engine.num_running > 0)
+    response = await gateway.client.post("/reset_prefix_cache")
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "prefix_cache_in_use")
+    running.cancel()
+
+
+async def test_options_of_vllms_for_the_prefix_cache_are_refused(client: httpx.AsyncClient) -> None:
+    response = await client.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "unsupported_parameter")
+    assert error["param"] == "reset_running_requests"

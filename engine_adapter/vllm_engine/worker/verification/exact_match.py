@@ -89,8 +89,8 @@ def accept_matching(
         int64 [B, width], of which the first are emitted, and int32 [B], how many.
     """
     if len(samples) == (len(starts) - 1) * width:  # as many in every row: nothing is gathered
-        placed, read = samples.view(-1, width), inputs.view(-1, width)
-        agrees = placed[:, :-1] == read[:, 1:]
+        placed = samples.view(-1, width)
+        agrees = placed[:, :-1] == inputs.view(-1, width)[:, 1:]
         return placed, agrees.cumprod(1).sum(1, dtype=torch.int32) + 1
     offset = torch.arange(width, device=samples.device)
     last_places = (starts[1:] - 1)[:, None]
