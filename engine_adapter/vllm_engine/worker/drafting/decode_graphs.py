@@ -7,8 +7,8 @@ pass where that one reads them. One replay of a first pass and k - 1 of the late
 one token a row, give all drafts. vLLM's own heads do the same, with one graph for all later passes
 (`v1/worker/gpu/spec_decode`); a graph of one pass serves every k.
 
-A first pass is a graph where all rows have read as many drafts as the model makes, and nothing
-before: the usual step under asynchronous scheduling.
+A first pass is a graph where all rows have verified as many drafts as the model makes, and lack no
+KV: the usual step under asynchronous scheduling.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class DraftPass(Protocol):
         by_layer: Mapping[str, Any],
         recurrent: torch.Tensor | None,
     ) -> ForwardOutputs:
-        """Runs the model without graphs of pieces; see `PagedDraftModel.run`."""
+        """Runs the model without graphs of pieces; see `ModelPasses.run`."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -185,7 +185,9 @@ class DecodeGraphs:
             self._later.run_fullgraph(shape)
         return self._drafts[:count, :deepest].clone()
 
-    def draft_after(self, shape: Any, rows: Ints, start: Ints, k: Ints, step: UnreadStep) -> Any:
+    def draft_after(
+        self, shape: Any, rows: Ints, start: Ints, k: Ints, step: UnreadStep
+    ) -> torch.Tensor:
         """The drafts of N rows after a step, from their first passes on: see `draft`.
 
         Args:
