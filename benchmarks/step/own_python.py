@@ -205,12 +205,12 @@ class _World:
             runner.finish_requests(output)
             runner.update_requests(output)
         with self.clock.part("verify"):
-            _, counts, _ = runner.sample(self._hidden, batch, None)
+            _, num_sampled, num_rejected = runner.sample(self._hidden, batch, None)
         with self.clock.part("draft"):
-            runner.draft(batch, {}, self._hidden, None, counts)
+            runner.draft(batch, {}, self._hidden, None, (num_sampled, num_rejected))
             runner.take_draft_token_ids()
         self.drafts = [runner._drafts.drafts.get(name, []) for name in names]
-        emitted = dict(zip(names, counts.tolist(), strict=True))
+        emitted = dict(zip(names, num_sampled.tolist(), strict=True))
         report = runner._drafts.report
         with self.clock.part("count"):
             self._count(emitted, verified, report, sum(scheduled.values()))
