@@ -136,13 +136,19 @@ class DecodeGraphs:
             group.backend.get_name() in _QUERY_BACKENDS for group in groups
         )
 
-    def shape(self, num_rows: int) -> Any:
-        """vLLM's description of the graph of later passes for so many rows; `None` without one."""
+    def shape(self, num_rows: int, num_drafts: int) -> Any:
+        """vLLM's description of the graph of later passes for so many rows; `None` without one.
+
+        Args:
+            num_drafts: the most of a row; more than the graphs have places for have none.
+        """
+        if num_drafts > self._drafts.shape[1]:
+            return None
         return _whole(self._later.dispatch(num_rows, num_rows, 1, 0))
 
-    def first_shape(self, num_rows: int) -> Any:
+    def first_shape(self, num_rows: int, num_drafts: int) -> Any:
         """That of first passes for so many rows, if there are later ones, too."""
-        if not self._captures_first or self.shape(num_rows) is None:
+        if not self._captures_first or self.shape(num_rows, num_drafts) is None:
             return None
         return _whole(self._first.dispatch(num_rows, num_rows * self._width, self._width, 0))
 
@@ -159,7 +165,7 @@ class DecodeGraphs:
         """The drafts of N rows, int64 [N, largest k]; after a row's k come any valid tokens.
 
         Args:
-            shape: that of `shape(N)`.
+            shape: that of `shape` for these rows.
             rows: [N], indices into the engine's batch.
             position: int64 [N], of each row's first draft, or a bound.
             k: int [N], at least 1.
@@ -191,7 +197,7 @@ class DecodeGraphs:
         """The drafts of N rows after a step, from their first passes on: see `draft`.
 
         Args:
-            shape: that of `first_shape(N)`.
+            shape: that of `first_shape` for these rows.
             start: int64 [N], where the tokens that the step emitted begin.
             step: of the rows; each has verified as many drafts as the model makes.
         """
@@ -208,7 +214,7 @@ class DecodeGraphs:
             self._blocks[gid][:count] = blocks
         self._first.run_fullgraph(shape)
         if deepest > 1:
-            later_shape = self.shape(count)
+            later_shape = self.shape(count, deepest)
             if later_shape.num_tokens > size:  # more rows without a request than in the first pass
                 self._positions[1, size : later_shape.num_tokens] = -1
             for _ in range(deepest - 1):

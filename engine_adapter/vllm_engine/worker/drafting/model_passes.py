@@ -88,7 +88,12 @@ class ModelPasses:
         if len(first_rows) < len(order) or (first_rows != np.arange(len(first_rows))).any():
             output, recurrent = gather(prefilled, *to_device(self._device, first_rows))
         sampling, graphs = batch.sampling, self._decode_graphs
-        if sampling is None and graphs and len(counts) > 1 and (graph := graphs.shape(counts[0])):
+        if (
+            sampling is None
+            and graphs
+            and len(counts) > 1
+            and (graph := graphs.shape(counts[0], len(counts)))
+        ):
             if behind is not None:
                 behind = in_order(behind, first_rows)
             rows, k = batch.rows[first_rows], batch.k[first_rows]
@@ -137,7 +142,9 @@ class ModelPasses:
     def _draft_in_graphs(self, batch: DraftBatch, start: Ints, step: UnreadStep) -> Drafts | None:
         """The drafts of all rows after a step, if graphs can make them: see `DecodeGraphs`."""
         graphs = self._decode_graphs
-        if graphs is None or (shape := graphs.first_shape(len(batch.rows))) is None:
+        if graphs is None:
+            return None
+        if (shape := graphs.first_shape(len(batch.rows), int(batch.k.max()))) is None:
             return None
         table = DraftTable(graphs.draft_after(shape, batch.rows, start, batch.k, step))
         return Drafts(drafts_of_table(table, batch.k.tolist()))

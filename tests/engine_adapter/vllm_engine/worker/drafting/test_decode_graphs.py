@@ -166,7 +166,7 @@ def test_later_passes_draft_and_write_the_kv_of_all_drafts_but_the_last(make: An
     world = make()
     rows, position, k = np.array([2, 0, 3]), np.array([5, 2, 8]), np.array([3, 2, 1])
     newest = torch.tensor([following(9), following(5), following(1)])
-    shape = world.graphs.shape(3)
+    shape = world.graphs.shape(3, K)
     drafts = world.graphs.draft(
         shape, rows, position, k, newest, torch.tensor([[1.0], [2.0], [3.0]]), None
     )
@@ -188,7 +188,7 @@ def test_later_passes_draft_and_write_the_kv_of_all_drafts_but_the_last(make: An
 def test_rows_behind_their_bound_draft_where_the_device_knows(make: Any) -> None:
     world = make()
     rows, bound, k = np.array([0, 1]), np.array([6, 4]), np.array([2, 2])
-    args = world.graphs.shape(2), rows, bound, k, torch.tensor([4, 5]), torch.zeros(2, 1)
+    args = world.graphs.shape(2, K), rows, bound, k, torch.tensor([4, 5]), torch.zeros(2, 1)
     world.graphs.draft(*args, torch.tensor([2, 0], dtype=torch.int32))
     assert world.model.passes == [{slot(0, 4): (4, 4), slot(1, 4): (4, 5)}]
 
@@ -212,7 +212,7 @@ def test_a_first_pass_reads_what_the_step_emitted_and_drafts_after_the_accepted(
     world = make(is_head=is_head)
     # The rows of `emitted` are in another order than those of the batch; 1 and 3 drafts are wrong.
     step = unread([[20, 21, 22, 23, 0], [30, 31, 32, 33, 0]], [1, 3])
-    shape = world.graphs.first_shape(2)
+    shape = world.graphs.first_shape(2, K)
     drafts = world.graphs.draft_after(
         shape, np.array([3, 1]), np.array([1, 4]), np.array([3, 2]), step
     )
@@ -236,7 +236,7 @@ def test_a_row_of_the_graph_without_a_request_writes_nothing(make: Any) -> None:
     for _ in range(2):
         world.model.passes.clear()
         rows, start, k = np.array([0, 1, 2]), np.array([0, 1, 2]), np.array([2, 2, 2])
-        world.graphs.draft_after(world.graphs.first_shape(3), rows, start, k, step)
+        world.graphs.draft_after(world.graphs.first_shape(3, K), rows, start, k, step)
         assert [len(written) for written in world.model.passes] == [3 * (K + 1), 3]
         # Four rows, then one, in the same buffers.
         one = UnreadStep(
@@ -245,7 +245,7 @@ def test_a_row_of_the_graph_without_a_request_writes_nothing(make: Any) -> None:
         )
         world.model.passes.clear()
         args = np.array([3]), np.array([5]), np.array([3]), one
-        world.graphs.draft_after(world.graphs.first_shape(1), *args)
+        world.graphs.draft_after(world.graphs.first_shape(1, K), *args)
         assert [len(written) for written in world.model.passes] == [K + 1, 1, 1]
 
 
@@ -257,10 +257,11 @@ def test_first_passes_are_graphs_where_the_device_knows_all_that_they_read(
     make: Any, backend: str, keeps_states: bool, expected: bool
 ) -> None:
     graphs = make(Group(backend), keeps_states=keeps_states).graphs
-    assert (graphs.first_shape(2) is not None) == expected
-    assert graphs.shape(2) is not None
-    assert graphs.shape(5) is None
-    assert graphs.first_shape(5) is None
+    assert (graphs.first_shape(2, K) is not None) == expected
+    assert graphs.shape(2, K) is not None
+    assert graphs.shape(5, K) is None
+    assert graphs.first_shape(5, K) is None
+    assert graphs.shape(2, K + 1) is graphs.first_shape(2, K + 1) is None, "no place for so many"
 
 
 def test_attention_must_be_able_to_update_its_metadata_in_a_graph(
