@@ -241,7 +241,8 @@ class DataParallelEngine:
 
     async def reset_prefix_cache(self) -> bool:
         """See `Engine.reset_prefix_cache`: of every engine that serves; true if all did."""
-        self._first_serving  # noqa: B018  # raises if none serves
+        if (failure := self.failure) is not None:
+            raise failure
         resets = [rank.engine.reset_prefix_cache() for rank in self._serving]
         return all(await asyncio.gather(*resets))
 

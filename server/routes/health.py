@@ -12,20 +12,22 @@ from server.state import AnyState, AppState, StartedRuntime
 
 router = APIRouter(tags=["Server"])
 
+_OF_HEALTH = answers(Health, errors={503: "engine_start_failed, engine_dead"})
+
 
 @router.head("/ping", include_in_schema=False)
 @router.get(
     "/ping",
     operation_id="ping",
     response_model=None,
-    responses=answers(Health, errors={503: "engine_start_failed, engine_dead"}),
+    responses=_OF_HEALTH,
 )
 @router.head("/health", include_in_schema=False)
 @router.get(
     "/health",
     operation_id="get_health",
     response_model=None,
-    responses=answers(Health, errors={503: "engine_start_failed, engine_dead"}),
+    responses=_OF_HEALTH,
 )
 async def health(state: AnyState) -> dict[str, Any]:
     """Says 200 while the engine is alive or loads for the first time; else 503 with the reason.

@@ -72,7 +72,7 @@ class WarmUpHooks:
         return captured
 
     def prepare_draft_graphs(self, mode: Any) -> None:
-        """Takes the mode of graphs that vLLM chose for the target; draft models have pieces."""
+        """Takes the mode of graphs that vLLM chose for the target, and tells the draft models."""
         self._graph_mode = mode
         for model in self.drafter.host.draft_models.values():
             model.set_cudagraph_mode(mode)

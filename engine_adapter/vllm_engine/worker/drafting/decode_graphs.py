@@ -104,6 +104,9 @@ class DecodeGraphs:
             )
             for length in (1, self._width)
         )
+        self._captures_first = draft_pass.keeps_states and all(
+            group.backend.get_name() in _QUERY_BACKENDS for group in loaded.draft_attn_groups
+        )
         size: int = config.scheduler_config.max_num_seqs
         # Each row's position in the next pass, and the last one that its drafts need: below the
         # first in a row that drafts no more. int64 [2, B].
@@ -128,13 +131,6 @@ class DecodeGraphs:
             if self._captures_first:
                 self._first.capture(self._prepare_first, title)
             self._later.capture(self._prepare_later, title)
-
-    @property
-    def _captures_first(self) -> bool:
-        groups = self._loaded.draft_attn_groups
-        return self._draft_pass.keeps_states and all(
-            group.backend.get_name() in _QUERY_BACKENDS for group in groups
-        )
 
     def shape(self, num_rows: int, num_drafts: int) -> Any:
         """vLLM's description of the graph of later passes for so many rows; `None` without one.

@@ -285,22 +285,14 @@ class ForwardInputBuilder:
             longest: the tokens of each row in the pass, and the most that `seq_lens` may say.
         """
         count, (length, max_seq_len) = len(seq_lens), longest
-        return {
-            gid: compat.CommonAttentionMetadata(
-                query_start_loc=starts,
-                query_start_loc_cpu=torch.arange(count + 1, dtype=torch.int32) * length,
-                seq_lens=seq_lens,
-                seq_lens_cpu_upper_bound=torch.full((count,), max_seq_len, dtype=torch.int32),
-                num_reqs=count,
-                num_actual_tokens=count * length,
-                max_query_len=length,
-                max_seq_len=max_seq_len,
-                block_table_tensor=blocks[gid],
-                slot_mapping=group_slots,
-                causal=True,
-            )
-            for gid, group_slots in slots.items()
-        }
+        return _metadata(
+            blocks,
+            slots,
+            _CpuAndDevice(torch.arange(count + 1, dtype=torch.int32) * length, starts),
+            _CpuAndDevice(torch.full((count,), max_seq_len, dtype=torch.int32), seq_lens),
+            count * length,
+            longest,
+        )
 
     def _inputs(
         self,
@@ -315,20 +307,33 @@ class ForwardInputBuilder:
         max_seq_len: int,
         tokens: torch.Tensor,
     ) -> ForwardInputs:
-        metadata = {
-            gid: compat.CommonAttentionMetadata(
-                query_start_loc=starts.device,
-                query_start_loc_cpu=starts.cpu,
-                seq_lens=seq_lens.device,
-                seq_lens_cpu_upper_bound=seq_lens.cpu,
-                num_reqs=len(rows),
-                num_actual_tokens=len(position),
-                max_query_len=max_query_len,
-                max_seq_len=max_seq_len,
-                block_table_tensor=blocks[gid],
-                slot_mapping=group_slots,
-                causal=True,
-            )
-            for gid, group_slots in slots.items()
-        }
+        longest = max_query_len, max_seq_len
+        metadata = _metadata(blocks, slots, starts, seq_lens, len(position), longest)
         return ForwardInputs(rows, position, positions, slots, metadata, tokens)
+
+
+def _metadata(
+    blocks: Mapping[int, torch.Tensor],
+    slots: Mapping[int, torch.Tensor],
+    starts: _CpuAndDevice,
+    seq_lens: _CpuAndDevice,
+    num_tokens: int,
+    longest: tuple[int, int],
+) -> dict[int, Any]:
+    """KV cache group -> vLLM's metadata; `longest`: of a row's tokens in the pass, and in all."""
+    return {
+        gid: compat.CommonAttentionMetadata(
+            query_start_loc=starts.device,
+            query_start_loc_cpu=starts.cpu,
+            seq_lens=seq_lens.device,
+            seq_lens_cpu_upper_bound=seq_lens.cpu,
+            num_reqs=len(seq_lens.cpu),
+            num_actual_tokens=num_tokens,
+            max_query_len=longest[0],
+            max_seq_len=longest[1],
+            block_table_tensor=blocks[gid],
+            slot_mapping=group_slots,
+            causal=True,
+        )
+        for gid, group_slots in slots.items()
+    }

@@ -1,5 +1,6 @@
 """Runs the passes of a draft model: one pass, and those that draft one token after the other."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from engine_adapter.vllm_engine.worker.drafting.mapped_vocabulary import map_dra
 from engine_adapter.vllm_engine.worker.drafting.weights import LoadedModel
 
 
-class ModelPasses:
+class ModelPasses(ABC):
     """A loaded draft model, and the rows of the engine's batch that it runs for."""
 
     _loaded: LoadedModel
@@ -220,9 +221,9 @@ class ModelPasses:
             self._builder = ForwardInputBuilder(tables, self._slot_gids(), self._device)
         return self._builder
 
+    @abstractmethod
     def _slot_gids(self) -> Iterable[int]:
         """The KV cache groups in which a pass needs slots."""
-        raise NotImplementedError
 
 
 def _of_all_rows(

@@ -194,7 +194,6 @@ def _note_dummy_runs() -> None:
     paged: Any = PagedDraftModel
     whole: Any = decode_graphs.DecodeGraphs
     decode_graphs._QUERY_BACKENDS.add("CPU_ATTN")
-    capture, later_passes, all_passes = whole.capture, whole.draft, whole.draft_after
     of_target, of_draft, forward = (
         compat.GPUModelRunner._dummy_run,
         loading.dummy_run,
@@ -214,19 +213,15 @@ def _note_dummy_runs() -> None:
         with _running(model._loaded.prefix):
             return forward(model, *args)
 
-    def captured(graphs: Any) -> None:
-        with _running(graphs._loaded.prefix):
-            capture(graphs)
+    def of_model(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run_named(graphs: Any, *args: Any) -> Any:
+            with _running(graphs._loaded.prefix):
+                return method(graphs, *args)
 
-    def drafted(graphs: Any, *args: Any) -> Any:
-        with _running(graphs._loaded.prefix):
-            return later_passes(graphs, *args)
+        return run_named
 
-    def drafted_after(graphs: Any, *args: Any) -> Any:
-        with _running(graphs._loaded.prefix):
-            return all_passes(graphs, *args)
-
-    whole.capture, whole.draft, whole.draft_after = captured, drafted, drafted_after
+    for name in ("capture", "draft", "draft_after"):
+        setattr(whole, name, of_model(getattr(whole, name)))
     compat.GPUModelRunner._dummy_run = target
     loading.dummy_run = draft
     paged._forward = one_pass

@@ -93,7 +93,7 @@ def late(config: dict[str, Any]) -> Iterator[RecordedEngine]:
 
 
 def draft_early() -> None:
-    running_runner()._drafts.drafts_early = True  # as on a device that is no CPU
+    running_runner()._drafts.drafts_early = True  # as on a GPU
 
 
 @pytest.fixture(scope="module")
@@ -204,10 +204,10 @@ def test_early_drafts_are_graphs_of_first_and_later_passes(
     before = len(late.call(pretend_gpu.events))
     some = prompts[:3]
     got = run(late, some, name)
-    found = graphs(late, before)
+    replays = graphs(late, before)
     first, later = ((prefix(name), "FULL", size) for size in (4 * (K + 1), 4))
-    assert found[first] > 5
-    assert found[later] >= (K - 1) * found[first]
+    assert replays[first] > 5
+    assert replays[later] >= (K - 1) * replays[first]
     assert same_drafts(got, run(eager, some, name), name) > 15
     assert got.outputs == run(late, some, NONE).outputs
 

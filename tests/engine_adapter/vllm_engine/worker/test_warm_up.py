@@ -89,8 +89,8 @@ def test_drafts_have_the_graphs_that_the_target_has(
     speculator.init_cudagraph_manager(graph_mode)
     speculator.capture()
     each = [(size, graphs) for size in (4, 1) for graphs in (False, True)]
-    wanted = [graph_mode, *(["passes"] if passes else ()), *(each if pieces else ())]
-    assert runner.calls == wanted
+    of_passes = ["passes"] if passes else []
+    assert runner.calls == [graph_mode, *of_passes, *(each if pieces else ())]
     assert scopes == ([runner.device] if pieces else [])
 
 

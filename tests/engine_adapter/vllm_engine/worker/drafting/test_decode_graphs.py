@@ -239,12 +239,12 @@ def test_a_row_of_the_graph_without_a_request_writes_nothing(make: Any) -> None:
         world.graphs.draft_after(world.graphs.first_shape(3, K), rows, start, k, step)
         assert [len(written) for written in world.model.passes] == [3 * (K + 1), 3]
         # Four rows, then one, in the same buffers.
-        one = UnreadStep(
+        step_of_one_row = UnreadStep(
             *(step.rows[:1], step.num_read[:1], step.num_drafts[:1]),
             *(step.emitted, step.source[:1], step.num_rejected[:1]),
         )
         world.model.passes.clear()
-        args = np.array([3]), np.array([5]), np.array([3]), one
+        args = np.array([3]), np.array([5]), np.array([3]), step_of_one_row
         world.graphs.draft_after(world.graphs.first_shape(1, K), *args)
         assert [len(written) for written in world.model.passes] == [K + 1, 1, 1]
 
