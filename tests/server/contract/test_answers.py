@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from demo import model_path
+from server.batches.batch import ENDED
 from server.batches.files import MAX_TRANSFERS
 from tests.engine_adapter.lora import cached_adapter
 from tests.server.conftest import StartGateway
@@ -37,9 +38,6 @@ OF_STORED_FILES = (
     *("list_files", "retrieve_file", "delete_file", "retrieve_file_content"),
     *("list_batches", "retrieve_batch", "cancel_batch"),
 )
-RUNNING = {"validating", "in_progress", "finalizing", "cancelling"}
-"""The statuses of a batch that has not ended."""
-
 NO_MODEL = {"model": "none"}
 ERRORS: dict[tuple[str, int], Any] = {
     ("create_chat_completion", 404): CHAT | NO_MODEL,
@@ -143,14 +141,15 @@ async def stored_ids(client: httpx.AsyncClient) -> dict[str, str]:
     return ids | {"file_id": await new("create_file", FORM), "batch_id": batch_id}
 
 
-async def all_batches_end(client: httpx.AsyncClient) -> None:
-    """Waits until no batch runs: their requests use the prefix cache, which is then not reset."""
-    while True:
-        batches = (await client.get("/v1/batches", params={"limit": 100})).json()
-        assert not batches["has_more"]
-        if not RUNNING & {batch["status"] for batch in batches["data"]}:
-            return
+async def engine_is_idle(gateway: Gateway) -> None:
+    """Waits until no batch and no request runs: a reset of the prefix cache needs that."""
+    running = True
+    while running:
         await asyncio.sleep(0.01)
+        page = (await gateway.client.get("/v1/batches", params={"limit": 100})).json()
+        assert not page["has_more"]
+        running = not ENDED.issuperset(batch["status"] for batch in page["data"])
+    await eventually(lambda: gateway.engine.num_running == 0)
 
 
 async def streamed_in_background(client: httpx.AsyncClient) -> str:
@@ -173,7 +172,7 @@ async def test_every_success_is_as_documented(
             needs_ids = "_id}" in PATHS[name][1] + json.dumps(body)
             ids = await stored_ids(gateway.client) if needs_ids else {}
             if name == "reset_prefix_cache":
-                await all_batches_end(gateway.client)
+                await engine_is_idle(gateway)
             response = await send(gateway.client, name, body, **ids)
             assert response.status_code == 200, (name, response.text)
             sent.add((name, response.headers["content-type"].partition(";")[0]))
