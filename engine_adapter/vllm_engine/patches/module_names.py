@@ -1,6 +1,6 @@
 """Names in vLLM's modules that are replaced while vLLM's own code runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -22,9 +22,12 @@ def patch_sampler(sampler: type) -> AbstractContextManager[None]:
     return _replaced(compat.v2_model_runner, "Sampler", sampler)
 
 
-def patch_graph_manager(manager: type) -> AbstractContextManager[None]:
-    """Within it, a model runner makes a `manager`, a subclass of vLLM's, of the target's graphs."""
-    return _replaced(compat.v2_model_runner, "ModelCudaGraphManager", manager)
+def patch_graph_manager(make_manager: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Within it, a model runner calls `make_manager` for the manager of the target's graphs.
+
+    It gets the arguments of vLLM's `ModelCudaGraphManager`, of which it returns a subclass's.
+    """
+    return _replaced(compat.v2_model_runner, "ModelCudaGraphManager", make_manager)
 
 
 def patch_tp_group(group: Any) -> AbstractContextManager[None]:

@@ -1,8 +1,8 @@
-"""CUDA graphs of whole steps: of plain decoding, and of rows that all have a model's k drafts.
+"""CUDA graphs of whole steps: of plain decoding, of rows that all have a model's k drafts, of others.
 
 vLLM captures rows of one length, that of the most drafts. Here steps without drafts are as common,
-and each proposer has a k of its own. Steps whose rows have other numbers of drafts, or different
-ones, run in pieces.
+and each proposer has a k of its own. Where attention allows it, graphs for rows of any length serve
+the other steps, whose rows have different numbers of drafts; they run in pieces otherwise.
 
 Imports vLLM's runner: only a worker's process may import it.
 """
@@ -20,27 +20,35 @@ Shapes = dict[Any, list[Any]]
 
 
 class PlannedGraphs(compat.ModelCudaGraphManager):
-    """vLLM's manager of the target's graphs, for rows of several lengths."""
+    """vLLM's manager of the target's graphs, for rows of several lengths.
+
+    With `varlen_decode`, which vLLM sets for its adaptive verification, there are graphs for rows of
+    any length up to that of the most drafts, too.
+    """
 
     decode_query_len: int
+    varlen_decode: bool
     _capture_descs: Shapes
     _candidates: Shapes
 
     def _init_candidates(self) -> None:
         """Sets what is captured, and which graphs a step with some number of tokens may replay."""
-        longest = self.decode_query_len
+        longest, any_length = self.decode_query_len, self.varlen_decode
         captured: Shapes = {}
         candidates: Shapes = {}
-        for length in row_lengths(SpecgateConfig.from_vllm_config(self.vllm_config).proposers):
-            self.decode_query_len = length
+        proposers = SpecgateConfig.from_vllm_config(self.vllm_config).proposers
+        rows = [(length, False) for length in row_lengths(proposers)]
+        if any_length:
+            rows.insert(0, (longest, True))
+        # A step prefers later ones, and pieces, which are the same for all rows, least.
+        for self.decode_query_len, self.varlen_decode in rows:
             self._capture_descs, self._candidates = {}, {}
             super()._init_candidates()
-            # Graphs of whole steps come before those of pieces, which are the same for all lengths.
             captured = _joined(self._capture_descs, captured)
             candidates = _joined(self._candidates, candidates)
         for shapes in captured.values():  # vLLM captures the largest first
             shapes.sort(key=lambda shape: shape.num_tokens, reverse=True)
-        self.decode_query_len = longest
+        self.decode_query_len, self.varlen_decode = longest, any_length
         self._capture_descs, self._candidates = captured, candidates
 
 

@@ -28,15 +28,30 @@ class WarmUpHooks:
     compilation_config: Any
     parallel_config: Any
     max_num_tokens: int
+    attn_groups: Any
+    model_state: Any
+    vllm_config: Any
     _capacity: int
     _graph_mode: Any = None
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Initializes as vLLM does; `PlannedGraphs` says which graphs the target has."""
+        with patch_graph_manager(self._planned_graphs):
+            super().initialize_kv_cache(*args, **kwargs)
+
+    def _planned_graphs(self, *args: Any, **kwargs: Any) -> Any:
         from engine_adapter.vllm_engine.worker.graphs import PlannedGraphs
 
-        with patch_graph_manager(PlannedGraphs):
-            super().initialize_kv_cache(*args, **kwargs)
+        kwargs["varlen_decode"] = self._replays_any_lengths()
+        return PlannedGraphs(*args, **kwargs)
+
+    def _replays_any_lengths(self) -> bool:
+        """Whether one graph of the target's attention serves rows of different lengths."""
+        of_state, _ = self.model_state.get_additional_cg_support()
+        unsupported = compat.get_varlen_cudagraph_unsupported_backend(
+            self.attn_groups, self.vllm_config, self._capacity + 1
+        )
+        return unsupported is None and of_state == compat.AttentionCGSupport.ALWAYS
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs a step. One that the kernels are warmed up with is vLLM's own, and has no plan."""

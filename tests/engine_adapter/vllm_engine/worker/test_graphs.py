@@ -18,7 +18,7 @@ PROPOSERS = [
 ]
 
 
-def graphs(mode: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def graphs(mode: str, monkeypatch: pytest.MonkeyPatch, *, varlen: bool = False) -> Any:
     """The manager of an engine's graphs, after the capture."""
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu import cudagraph_utils
@@ -39,9 +39,10 @@ def graphs(mode: str, monkeypatch: pytest.MonkeyPatch) -> Any:
         speculative_config=None,
     )
     device: Any = "cpu"
-    made = PlannedGraphs(config, device, compat.CUDAGraphMode[mode], CAPACITY + 1)
+    cudagraph_mode = compat.CUDAGraphMode[mode]
+    made = PlannedGraphs(config, device, cudagraph_mode, CAPACITY + 1, varlen_decode=varlen)
     made._graphs_captured = True
-    assert made.decode_query_len == CAPACITY + 1
+    assert (made.decode_query_len, made.varlen_decode) == (CAPACITY + 1, varlen)
     return made
 
 
@@ -78,6 +79,31 @@ def test_a_step_replays_a_whole_graph_if_all_rows_have_its_length(
     assert replayed(4, 4, None) == ("PIECEWISE", 4)  # the end of a prompt
     assert replayed(6, 6, 1) == ("PIECEWISE", 8)  # more rows than any graph of a whole step
     assert replayed(1, 33, None) == ("NONE", 33)
+
+
+def test_rows_of_different_lengths_replay_a_whole_graph_where_attention_allows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = graphs("FULL_AND_PIECEWISE", monkeypatch, varlen=True)
+    shapes = captured(manager)
+    assert shapes["PIECEWISE"] == [(size, None) for size in reversed(SIZES)]
+    uniform = [(16, 4), (8, 4), (4, 4), (4, 1), (2, 1), (1, 1)]
+    assert sorted(shape for shape in shapes["FULL"] if shape[1]) == sorted(uniform)
+    assert [shape for shape in shapes["FULL"] if not shape[1]] == shapes["PIECEWISE"]
+    sizes = [tokens for tokens, _ in shapes["FULL"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+    def replayed(rows: int, tokens: int, uniform: int | None, longest: int | None) -> Any:
+        shape = manager.dispatch(rows, tokens, uniform, 0, longest)
+        return shape.cg_mode.name, shape.num_tokens, shape.uniform_token_count
+
+    assert replayed(3, 3, 1, 1) == ("FULL", 4, 1)
+    assert replayed(2, 8, 4, 4) == ("FULL", 8, 4)
+    assert replayed(2, 6, 3, 3) == ("FULL", 8, None)
+    assert replayed(2, 5, None, 4) == ("FULL", 8, None)
+    assert replayed(6, 6, 1, 1) == ("FULL", 8, None)
+    assert replayed(2, 8, None, None) == ("PIECEWISE", 8, None)  # the end of a prompt
+    assert replayed(1, 9, None, CAPACITY + 2) == ("PIECEWISE", 16, None)
 
 
 @pytest.mark.parametrize("mode", ["FULL", "PIECEWISE"])
