@@ -1,8 +1,8 @@
-"""CUDA graphs of whole steps: of plain decoding, of rows that all have a model's k drafts, of others.
+"""CUDA graphs of whole steps: for rows of any length where attention allows it, or of some lengths.
 
-vLLM captures rows of one length, that of the most drafts. Here steps without drafts are as common,
-and each proposer has a k of its own. Where attention allows it, graphs for rows of any length serve
-the other steps, whose rows have different numbers of drafts; they run in pieces otherwise.
+vLLM captures rows of one length, that of the most drafts, and rows of any length for its adaptive
+verification only. Here steps without drafts are as common, each proposer has a k of its own, and
+rows have different numbers of drafts. A step without a graph runs in pieces.
 
 Imports vLLM's runner: only a worker's process may import it.
 """
@@ -20,10 +20,10 @@ Shapes = dict[Any, list[Any]]
 
 
 class PlannedGraphs(compat.ModelCudaGraphManager):
-    """vLLM's manager of the target's graphs, for rows of several lengths.
+    """vLLM's manager of the target's graphs.
 
-    With `varlen_decode`, which vLLM sets for its adaptive verification, there are graphs for rows of
-    any length up to that of the most drafts, too.
+    With `varlen_decode` it is vLLM's: one graph serves rows of different lengths. Otherwise all
+    rows of a graph have one length, and there are graphs for each of `row_lengths`.
     """
 
     decode_query_len: int
@@ -33,22 +33,22 @@ class PlannedGraphs(compat.ModelCudaGraphManager):
 
     def _init_candidates(self) -> None:
         """Sets what is captured, and which graphs a step with some number of tokens may replay."""
-        longest, any_length = self.decode_query_len, self.varlen_decode
+        if self.varlen_decode:
+            super()._init_candidates()
+            return
+        longest = self.decode_query_len
         captured: Shapes = {}
         candidates: Shapes = {}
-        proposers = SpecgateConfig.from_vllm_config(self.vllm_config).proposers
-        rows = [(length, False) for length in row_lengths(proposers)]
-        if any_length:
-            rows.insert(0, (longest, True))
-        # A step prefers later ones, and pieces, which are the same for all rows, least.
-        for self.decode_query_len, self.varlen_decode in rows:
+        for length in row_lengths(SpecgateConfig.from_vllm_config(self.vllm_config).proposers):
+            self.decode_query_len = length
             self._capture_descs, self._candidates = {}, {}
             super()._init_candidates()
+            # Graphs of whole steps come before those of pieces, which are the same for all lengths.
             captured = _joined(self._capture_descs, captured)
             candidates = _joined(self._candidates, candidates)
         for shapes in captured.values():  # vLLM captures the largest first
             shapes.sort(key=lambda shape: shape.num_tokens, reverse=True)
-        self.decode_query_len, self.varlen_decode = longest, any_length
+        self.decode_query_len = longest
         self._capture_descs, self._candidates = captured, candidates
 
 
