@@ -53,7 +53,7 @@ _SCHEDULER_ATTRIBUTES = (
 _RUNNER_ATTRIBUTES = (
     *("device", "model", "sampler", "rejection_sampler", "req_states", "max_model_len"),
     *("vllm_config", "model_config", "compilation_config", "parallel_config"),
-    *("use_aux_hidden_state_outputs", "attn_groups", "kv_cache_config"),
+    *("use_aux_hidden_state_outputs", "model_state", "attn_groups", "kv_cache_config"),
     *("kernel_block_sizes", "block_tables", "max_num_reqs", "max_num_tokens", "_dummy_run"),
     *("lora_config", "lora_state", "prompt_logprobs_worker", "_set_active_loras"),
 )
@@ -138,7 +138,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "v2_model_runner": (
         *("init_speculator", "Sampler", "sort_batch_req_ids", "ModelCudaGraphManager"),
     ),
-    "ModelCudaGraphManager": ("vllm_config", "decode_query_len", "_capture_descs", "_candidates"),
+    "ModelCudaGraphManager": (
+        *("vllm_config", "decode_query_len", "varlen_decode", "_capture_descs", "_candidates"),
+    ),
     "CudaGraphManager": ("capture", "dispatch", "run_fullgraph"),
     "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor": (
         *("num_tokens", "num_reqs", "cg_mode"),

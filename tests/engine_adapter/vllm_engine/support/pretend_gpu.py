@@ -128,6 +128,15 @@ def _replace_device_calls() -> None:
     logging.getLogger("vllm.compilation.cuda_graph").setLevel(logging.DEBUG)
 
 
+def install_for_any_rows() -> None:
+    """The same, with attention whose graphs serve rows of any length, as FlashAttention's do."""
+    install()
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+
+    CPUAttentionMetadataBuilder._cudagraph_support = AttentionCGSupport.ALWAYS
+
+
 def _replace_platform() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backend import AttentionCGSupport

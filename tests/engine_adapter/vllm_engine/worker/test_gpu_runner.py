@@ -82,11 +82,13 @@ def engine(config: dict[str, Any]) -> Iterator[RecordedEngine]:
 
 @pytest.fixture(scope="module")
 def late(config: dict[str, Any]) -> Iterator[RecordedEngine]:
-    """The same with asynchronous scheduling; models draft before the tokens of a step are read."""
+    """The same with asynchronous scheduling, and attention whose graphs serve rows of any length.
+
+    Models draft before the tokens of a step are read.
+    """
     arguments = config["arguments"] | pretend_gpu.ARGUMENTS | {"async_scheduling": True}
-    started = RecordedEngine(
-        EngineConfig(TARGET, "demo", config["specs"], None, arguments), pretend_gpu.install
-    )
+    engine_config = EngineConfig(TARGET, "demo", config["specs"], None, arguments)
+    started = RecordedEngine(engine_config, pretend_gpu.install_for_any_rows)
     started.call(draft_early)
     yield started
     started.stop()
@@ -225,3 +227,17 @@ def test_rows_with_fewer_drafts_share_the_graphs(
     assert same_drafts(got, wanted, "eagle3") > 20
     lengths = [{len(drafts) for drafts in got.of(i, "eagle3").values()} for i in range(3)]
     assert [max(of_row) for of_row in lengths] == [K, 1, 2]
+
+
+def test_rows_with_different_numbers_of_drafts_replay_a_whole_graph(
+    late: RecordedEngine, eager: RecordedEngine, prompts: list[Prompt]
+) -> None:
+    before = len(late.call(pretend_gpu.events))
+    got = run(late, prompts, "ngram")
+    replays = graphs(late, before)
+    lengths = {len(drafts) for i in range(len(prompts)) for drafts in got.of(i, "ngram").values()}
+    assert len(lengths) > 1
+    whole = sum(n for (_, mode, _), n in replays.items() if mode == "FULL")
+    assert whole > sum(replays.values()) - 2 * len(prompts)  # pieces: the steps with a prompt
+    assert same_drafts(got, run(eager, prompts, "ngram"), "ngram") > 20
+    assert got.outputs == run(late, prompts, NONE).outputs
