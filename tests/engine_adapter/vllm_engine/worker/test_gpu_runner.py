@@ -232,12 +232,11 @@ def test_rows_with_fewer_drafts_share_the_graphs(
 def test_rows_with_different_numbers_of_drafts_replay_a_whole_graph(
     late: RecordedEngine, eager: RecordedEngine, prompts: list[Prompt]
 ) -> None:
+    some, plain = prompts[:4], run(late, prompts[:4], NONE)
     before = len(late.call(pretend_gpu.events))
-    got = run(late, prompts, "ngram")
+    got = run(late, some, "ngram")
     replays = graphs(late, before)
-    lengths = {len(drafts) for i in range(len(prompts)) for drafts in got.of(i, "ngram").values()}
-    assert len(lengths) > 1
-    whole = sum(n for (_, mode, _), n in replays.items() if mode == "FULL")
-    assert whole > sum(replays.values()) - 2 * len(prompts)  # pieces: the steps with a prompt
-    assert same_drafts(got, run(eager, prompts, "ngram"), "ngram") > 20
-    assert got.outputs == run(late, prompts, NONE).outputs
+    modes = {mode for _, mode, size in replays if size <= len(some) * (K + 1)}
+    assert modes == {"FULL"}  # larger ones have a part of a prompt
+    assert same_drafts(got, run(eager, some, "ngram"), "ngram") > 20
+    assert got.outputs == plain.outputs
