@@ -1,7 +1,7 @@
 """The examples of the documentation, run unchanged."""
 
-import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,8 +92,14 @@ def test_the_python_client_of_the_readme(served: Served, tmp_path: Path) -> None
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
-    told = ast.literal_eval(done.stdout.splitlines()[-1])
-    assert (told["proposer"], told["num_spec_tokens"]) == ("ngram", 3)
+    (documented,) = [text for text in documentation.blocks(README, "") if "tokens per step" in text]
+    assert tokens_per_step(done.stdout) == tokens_per_step(documented)
+    assert set(tokens_per_step(documented)) == {"none", "ngram", "eagle3"}
+
+
+def tokens_per_step(printed: str) -> dict[str, str]:
+    """Proposer -> its figure."""
+    return dict(re.findall(r"^(\S+): \S+ s, (\S+) tokens per step$", printed, re.MULTILINE))
 
 
 @pytest.mark.parametrize("block", API_CURLS, ids=range(len(API_CURLS)))
