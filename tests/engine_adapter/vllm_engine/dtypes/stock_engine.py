@@ -7,11 +7,10 @@ in four kinds of batches.
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
+from tests.engine_adapter.vllm_engine.support.processes import vllm_process
 from tests.engine_adapter.vllm_engine.support.stock_texts import Prompt, _prepare
 
 LIKELIEST = 20
@@ -48,7 +47,7 @@ class StockEngine:
     """A process in which stock vLLM serves one model after another."""
 
     def __init__(self) -> None:
-        self._pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_prepare)
+        self._pool = vllm_process(_prepare)
 
     def serve(self, model: str, arguments: Mapping[str, Any]) -> None:
         """Replaces the model.

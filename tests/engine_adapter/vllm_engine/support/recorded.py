@@ -6,15 +6,14 @@ switches can be compared with a run without, draft by draft.
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import Any
 
 from engine_adapter.policies.contract import StepPlan
 from engine_adapter.seam.config import EngineConfig, draft_capacity
 from engine_adapter.seam.types import SpecDecodeParams, SpecMethod, Switch
+from tests.engine_adapter.vllm_engine.support.processes import vllm_process
 
 Drafted = dict[int, tuple[str, tuple[int, ...]]]
 """Number of committed tokens -> the proposer, and its drafts."""
@@ -115,9 +114,7 @@ class RecordedEngine:
     """
 
     def __init__(self, config: EngineConfig, prepare: Callable[[], None] | None = None) -> None:
-        self._pool = ProcessPoolExecutor(
-            1, get_context("spawn"), initializer=_start, initargs=(config, prepare)
-        )
+        self._pool = vllm_process(_start, config, prepare)
 
     def restart(self, config: EngineConfig) -> None:
         """Replaces the engine by another one in the same process, which has imported vLLM."""

@@ -6,10 +6,11 @@ A process imports vLLM once for all models, which `live.Stock` does for each.
 import gc
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
+
+from tests.engine_adapter.vllm_engine.support.processes import vllm_process
 
 Prompt = tuple[int, ...]
 
@@ -39,7 +40,7 @@ class StockTexts:
     """A process in which stock vLLM serves one model after another."""
 
     def __init__(self) -> None:
-        self._pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_prepare)
+        self._pool = vllm_process(_prepare)
 
     def start(
         self,
