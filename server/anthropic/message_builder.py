@@ -47,7 +47,7 @@ class MessageBuilder:
 
     def body(self) -> bytes:
         """The message, encoded. Raises `RuntimeError` if it has not finished."""
-        reason, state = self._finish_reason(), self._state
+        reason, state = self._state.reason_of_end(self._request.id), self._state
         everything = Delta(state.text, tuple(state.token_ids), finish_reason=reason)
         assistant = self._reader.whole(everything)
         content: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ class MessageBuilder:
 
     def last_events(self) -> Sequence[bytes]:
         """The encoded end of a stream. Raises `RuntimeError` if it has not finished."""
-        reason = self._finish_reason()
+        reason = self._state.reason_of_end(self._request.id)
         end_fields = {
             "delta": self._stop(reason),
             "usage": self._usage(),
@@ -132,13 +132,6 @@ class MessageBuilder:
             "model": self._request.prepared.checked.model_name,
             "content": content,
         }
-
-    def _finish_reason(self) -> FinishReason:
-        """A finish reason is never made up: without one the engine has failed."""
-        reason = self._state.finish_reason
-        if reason is None:
-            raise RuntimeError(f"{self._request.id}: a sequence ended without a finish_reason")
-        return reason
 
     def _stop(self, reason: FinishReason) -> dict[str, Any]:
         if reason is FinishReason.LENGTH:

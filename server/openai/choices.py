@@ -52,6 +52,12 @@ class ChoiceState:
             self.logprobs.extend(delta.logprobs or ())
             self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
 
+    def reason_of_end(self, request_id: str) -> FinishReason:
+        """Why it has ended; never made up. Raises `RuntimeError` if the engine has not said it."""
+        if self.finish_reason is None:
+            raise RuntimeError(f"{request_id}: a sequence ended without a finish_reason")
+        return self.finish_reason
+
     @property
     def text(self) -> str:
         """The whole text, with `keep_text`."""

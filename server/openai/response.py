@@ -131,9 +131,8 @@ class ResponseBuilder:
         return error_events(error)
 
     def _check_finished(self) -> None:
-        """A finish reason is never made up: without one the engine has failed."""
-        if any(choice.finish_reason is None for choice in self._choices):
-            raise RuntimeError(f"{self._request.id}: a sequence ended without a finish_reason")
+        for choice in self._choices:
+            choice.reason_of_end(self._request.id)
 
     def _chunk_events(self, index: int, delta: Delta, is_first: bool) -> Sequence[bytes]:
         echo = is_first and self._shape.echoes_prompt

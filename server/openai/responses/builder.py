@@ -66,7 +66,7 @@ class ResponsesBuilder:
 
     def body(self) -> bytes:
         """The response in one piece, encoded. Raises `RuntimeError` if it has not finished."""
-        reason = self._finish_reason()
+        reason = self._state.reason_of_end(self._request.id)
         state = self._state
         if not self._reads_pieces:
             everything = Delta(state.text, tuple(state.token_ids), finish_reason=reason)
@@ -84,7 +84,7 @@ class ResponsesBuilder:
 
     def last_events(self) -> Sequence[bytes]:
         """The encoded end of a stream. Raises `RuntimeError` if it has not finished."""
-        response = self._finished(self._finish_reason())
+        response = self._finished(self._state.reason_of_end(self._request.id))
         self._events.write(f"response.{response['status']}", {"response": response})
         return self._events.take()
 
@@ -108,13 +108,6 @@ class ResponsesBuilder:
         if not self._continuous_spec:
             return None
         return {"speculative_decoding": choice_statistics(self._request, self._state)}
-
-    def _finish_reason(self) -> FinishReason:
-        """A finish reason is never made up: without one the engine has failed."""
-        reason = self._state.finish_reason
-        if reason is None:
-            raise RuntimeError(f"{self._request.id}: a sequence ended without a finish_reason")
-        return reason
 
     def _finished(self, reason: FinishReason) -> dict[str, Any]:
         """The response, complete or cut off by a limit of tokens. It is stored."""
