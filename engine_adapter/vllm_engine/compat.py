@@ -93,7 +93,6 @@ NAMES = {
     # The target's hidden states, as a layer of the KV cache.
     "AttentionLayerBase": "vllm.model_executor.layers.attention_layer_base",
     "AttentionCGSupport": "vllm.v1.attention.backend",
-    "get_varlen_cudagraph_unsupported_backend": "vllm.v1.worker.gpu.attn_utils",
     "CacheOnlyAttentionBackend": "vllm.model_executor.models.extract_hidden_states",
     "HiddenStateCacheSpec": "vllm.v1.kv_cache_interface",
     # The KV cache groups of a draft model's layers, and what they keep.

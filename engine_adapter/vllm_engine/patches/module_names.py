@@ -25,7 +25,7 @@ def patch_sampler(sampler: type) -> AbstractContextManager[None]:
 def patch_graph_manager(make_manager: Callable[..., Any]) -> AbstractContextManager[None]:
     """Within it, a model runner calls `make_manager` for the manager of the target's graphs.
 
-    It gets the arguments of vLLM's `ModelCudaGraphManager`, of which it returns a subclass's.
+    `make_manager` gets the arguments of vLLM's `ModelCudaGraphManager`.
     """
     return _replaced(compat.v2_model_runner, "ModelCudaGraphManager", make_manager)
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of whole steps: for rows of any length where attention allows it, or of some lengths.
+"""CUDA graphs of whole steps: for rows of any length where attention allows it, else of one length.
 
 vLLM captures rows of one length, that of the most drafts, and rows of any length for its adaptive
 verification only. Here steps without drafts are as common, each proposer has a k of its own, and

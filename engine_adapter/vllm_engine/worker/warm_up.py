@@ -46,12 +46,21 @@ class WarmUpHooks:
         return PlannedGraphs(*args, **kwargs)
 
     def _replays_any_lengths(self) -> bool:
-        """Whether one graph of the target's attention serves rows of different lengths."""
+        """Whether a graph of the target serves rows of different lengths.
+
+        Some attention allows it up to a length, for vLLM's adaptive verification. It is left out:
+        without that verification vLLM does not tell it this length.
+        """
         of_state, _ = self.model_state.get_additional_cg_support()
-        unsupported = compat.get_varlen_cudagraph_unsupported_backend(
-            self.attn_groups, self.vllm_config, self._capacity + 1
+        of_attention = (
+            group.get_metadata_builder().get_cudagraph_support(
+                self.vllm_config, group.kv_cache_spec
+            )
+            for groups in self.attn_groups
+            for group in groups
         )
-        return unsupported is None and of_state == compat.AttentionCGSupport.ALWAYS
+        always = compat.AttentionCGSupport.ALWAYS
+        return all(support == always for support in (of_state, *of_attention))
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs a step. One that the kernels are warmed up with is vLLM's own, and has no plan."""

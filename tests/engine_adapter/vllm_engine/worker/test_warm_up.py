@@ -136,3 +136,24 @@ def test_a_step_of_vllms_own_has_an_empty_plan() -> None:
     assert (own.specgate_quarantined, own.specgate_constraints) == (frozenset(), {})
     planned = SimpleNamespace(specgate_plan="a plan")
     assert Runner().execute_model(planned) == "a plan"
+
+
+@pytest.mark.parametrize(
+    ("of_attention", "of_state", "any_length"),
+    [
+        ("ALWAYS", "ALWAYS", True),
+        ("UNIFORM_BATCH", "ALWAYS", False),
+        ("ALWAYS", "UNIFORM_BATCH", False),
+    ],
+)
+def test_the_target_has_graphs_for_rows_of_any_length_where_all_of_it_allows_them(
+    of_attention: str, of_state: str, any_length: bool
+) -> None:
+    support, runner = compat.AttentionCGSupport, Runner()
+    builder = SimpleNamespace(get_cudagraph_support=lambda *_: support[of_attention])
+    group = SimpleNamespace(get_metadata_builder=lambda: builder, kv_cache_spec=None)
+    runner.attn_groups, runner.vllm_config = [[group]], None
+    runner.model_state = SimpleNamespace(
+        get_additional_cg_support=lambda: (support[of_state], None)
+    )
+    assert runner._replays_any_lengths() is any_length
