@@ -288,7 +288,11 @@ def test_an_interrupted_batch_can_be_continued(files: Files, number: int) -> Non
     flags = [*FAKE, "--engine-args", json.dumps({"fake_step_ms": 20, "fake_acceptance": 0.0})]
     command = [sys.executable, "-m", "server.cli", "batch", str(files.source), str(files.target)]
     process = subprocess.Popen(
-        [*command, "--concurrency", "4", *flags], stderr=subprocess.PIPE, text=True
+        [*command, "--concurrency", "4", *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job ignores SIGINT, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not files.target.exists() or not files.target.read_text():
