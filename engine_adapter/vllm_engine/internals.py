@@ -138,9 +138,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "v2_model_runner": (
         *("init_speculator", "Sampler", "sort_batch_req_ids", "ModelCudaGraphManager"),
     ),
-    "ModelCudaGraphManager": (
-        *("vllm_config", "decode_query_len", "varlen_decode", "_capture_descs", "_candidates"),
-    ),
+    "ModelCudaGraphManager": ("vllm_config", "decode_query_len", "_capture_descs", "_candidates"),
     "CudaGraphManager": ("capture", "dispatch", "run_fullgraph"),
     "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor": (
         *("num_tokens", "num_reqs", "cg_mode"),
@@ -148,8 +146,10 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "AttentionGroup": (
         *("build_metadata_for_drafting", "build_metadata_for_cudagraph_capture"),
         *("kernel_block_size", "supports_draft_decode_metadata_update"),
-        "update_draft_decode_metadata",
+        *("update_draft_decode_metadata", "get_metadata_builder"),
     ),
+    "vllm.v1.attention.backend:AttentionMetadataBuilder": ("get_cudagraph_support",),
+    "vllm.v1.worker.gpu.model_states.interface:ModelState": ("get_additional_cg_support",),
     "v2_gumbel": ("gumbel_sample",),
     "v2_cpu_model_runner": ("CPUModelRunner",),
     "v2_input_batch": ("get_num_sampled_and_rejected",),

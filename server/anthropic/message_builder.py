@@ -47,7 +47,8 @@ class MessageBuilder:
 
     def body(self) -> bytes:
         """The message, encoded. Raises `RuntimeError` if it has not finished."""
-        reason, state = self._state.reason_of_end(self._request.id), self._state
+        state = self._state
+        reason = state.reason_of_end(self._request.id)
         everything = Delta(state.text, tuple(state.token_ids), finish_reason=reason)
         assistant = self._reader.whole(everything)
         content: list[dict[str, Any]] = []

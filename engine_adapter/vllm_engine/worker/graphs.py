@@ -1,8 +1,8 @@
-"""CUDA graphs of whole steps: for rows of any length where attention allows it, else of one length.
+"""CUDA graphs of whole steps where attention needs rows of one length.
 
-vLLM captures rows of one length, that of the most drafts, and rows of any length for its adaptive
-verification only. Here steps without drafts are as common, each proposer has a k of its own, and
-rows have different numbers of drafts. A step without a graph runs in pieces.
+vLLM captures one length, that of the most drafts. Here steps without drafts are as common, and each
+proposer has a k of its own. Steps whose rows have other numbers of drafts, or different ones, run
+in pieces.
 
 Imports vLLM's runner: only a worker's process may import it.
 """
@@ -20,22 +20,14 @@ Shapes = dict[Any, list[Any]]
 
 
 class PlannedGraphs(compat.ModelCudaGraphManager):
-    """vLLM's manager of the target's graphs.
-
-    With `varlen_decode` it is vLLM's: one graph serves rows of different lengths. Otherwise all
-    rows of a graph have one length, and there are graphs for each of `row_lengths`.
-    """
+    """vLLM's manager of the target's graphs, for rows of each of `row_lengths`."""
 
     decode_query_len: int
-    varlen_decode: bool
     _capture_descs: Shapes
     _candidates: Shapes
 
     def _init_candidates(self) -> None:
         """Sets what is captured, and which graphs a step with some number of tokens may replay."""
-        if self.varlen_decode:
-            super()._init_candidates()
-            return
         longest = self.decode_query_len
         captured: Shapes = {}
         candidates: Shapes = {}

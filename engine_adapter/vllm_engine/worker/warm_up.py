@@ -35,14 +35,16 @@ class WarmUpHooks:
     _graph_mode: Any = None
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        """Initializes as vLLM does; `PlannedGraphs` says which graphs the target has."""
-        with patch_graph_manager(self._planned_graphs):
+        """Initializes as vLLM does, with graphs for rows that have different numbers of drafts."""
+        with patch_graph_manager(self._graph_manager):
             super().initialize_kv_cache(*args, **kwargs)
 
-    def _planned_graphs(self, *args: Any, **kwargs: Any) -> Any:
+    def _graph_manager(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's, with the graphs of its adaptive verification, or `PlannedGraphs`."""
+        if self._replays_any_lengths():
+            return compat.ModelCudaGraphManager(*args, **{**kwargs, "varlen_decode": True})
         from engine_adapter.vllm_engine.worker.graphs import PlannedGraphs
 
-        kwargs["varlen_decode"] = self._replays_any_lengths()
         return PlannedGraphs(*args, **kwargs)
 
     def _replays_any_lengths(self) -> bool:

@@ -66,8 +66,8 @@ class ResponsesBuilder:
 
     def body(self) -> bytes:
         """The response in one piece, encoded. Raises `RuntimeError` if it has not finished."""
-        reason = self._state.reason_of_end(self._request.id)
         state = self._state
+        reason = state.reason_of_end(self._request.id)
         if not self._reads_pieces:
             everything = Delta(state.text, tuple(state.token_ids), finish_reason=reason)
             self._output.add_whole(self._reader.whole(everything), state.logprobs)

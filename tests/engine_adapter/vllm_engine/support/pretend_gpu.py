@@ -83,6 +83,15 @@ def install() -> None:
     worker.CPUWorker = _worker_class(worker.GPUWorker)  # type: ignore[attr-defined]
 
 
+def install_for_any_rows() -> None:
+    """The same, with attention whose graphs serve rows of any length, as FlashAttention's do."""
+    install()
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+
+    CPUAttentionMetadataBuilder._cudagraph_support = AttentionCGSupport.ALWAYS
+
+
 def events() -> list[GraphEvent]:
     """What graphs did since the start."""
     return LOG.events
@@ -126,15 +135,6 @@ def _replace_device_calls() -> None:
         setattr(where, name, value)
     # Then vLLM asserts that a replay's inputs have the addresses of the capture.
     logging.getLogger("vllm.compilation.cuda_graph").setLevel(logging.DEBUG)
-
-
-def install_for_any_rows() -> None:
-    """The same, with attention whose graphs serve rows of any length, as FlashAttention's do."""
-    install()
-    from vllm.v1.attention.backend import AttentionCGSupport
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
-
-    CPUAttentionMetadataBuilder._cudagraph_support = AttentionCGSupport.ALWAYS
 
 
 def _replace_platform() -> None:

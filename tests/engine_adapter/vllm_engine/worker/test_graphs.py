@@ -19,7 +19,7 @@ PROPOSERS = [
 
 
 def graphs(mode: str, monkeypatch: pytest.MonkeyPatch, *, varlen: bool = False) -> Any:
-    """The manager of an engine's graphs, after the capture."""
+    """The manager of an engine's graphs, after the capture: ours, or vLLM's for any length."""
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu import cudagraph_utils
 
@@ -40,10 +40,15 @@ def graphs(mode: str, monkeypatch: pytest.MonkeyPatch, *, varlen: bool = False) 
     )
     device: Any = "cpu"
     cudagraph_mode = compat.CUDAGraphMode[mode]
-    made = PlannedGraphs(config, device, cudagraph_mode, CAPACITY + 1, varlen_decode=varlen)
-    made._graphs_captured = True
-    assert (made.decode_query_len, made.varlen_decode) == (CAPACITY + 1, varlen)
-    return made
+    manager: Any
+    if varlen:
+        arguments = config, device, cudagraph_mode, CAPACITY + 1
+        manager = compat.ModelCudaGraphManager(*arguments, varlen_decode=True)
+    else:
+        manager = PlannedGraphs(config, device, cudagraph_mode, CAPACITY + 1)
+    manager._graphs_captured = True
+    assert manager.decode_query_len == CAPACITY + 1
+    return manager
 
 
 def captured(manager: Any) -> dict[str, list[tuple[int, Any]]]:
