@@ -89,6 +89,7 @@ MAY_IMPORT_ENGINES = (
     # It steps vLLM's own engine with Specgate's arguments: the seam has no step to call.
     "benchmarks.step.cost",
     "benchmarks.step.times",
+    "benchmarks.step.draft_kv",
     "benchmarks.step.own_python",
     "benchmarks.simulation.record",
     # Stock vLLM has other methods in each release.

@@ -14,18 +14,19 @@ from engine_adapter.proposers.staging import HostCopy, to_device
 
 
 class DraftTable:
-    """The drafts that a model made for R rows; their copy to the CPU is on its way.
+    """The drafts that a model made for R rows.
 
     Args:
         tokens: int64 [R, K], on the device; valid token ids, which do not change later.
+        is_read: the CPU reads them, so their copy begins now; otherwise when it does read them.
 
     Attributes:
         tokens: see above.
     """
 
-    def __init__(self, tokens: Any) -> None:
+    def __init__(self, tokens: Any, *, is_read: bool = True) -> None:
         self.tokens = tokens
-        self._copy = HostCopy(tokens)
+        self._copy = HostCopy(tokens) if is_read else None
 
     def rows(self) -> list["DraftRow"]:
         """The R rows, each with K drafts."""
@@ -34,6 +35,8 @@ class DraftTable:
 
     def numpy(self) -> npt.NDArray[np.int64]:
         """`tokens` on the CPU; waits until the device has made them."""
+        if self._copy is None:
+            self._copy = HostCopy(self.tokens)
         (copied,) = self._copy.arrays()
         return copied
 
@@ -66,6 +69,8 @@ class DraftRow(Sequence[int]):
     def __getitem__(self, index: int | slice) -> "int | DraftRow | list[int]":
         """A token, or some; the first ones are a `DraftRow` again, and nothing waits."""
         if isinstance(index, slice) and not index.start and index.step is None:
+            if index.stop is None or index.stop >= self._length:
+                return self
             return DraftRow(self.table, self.row, len(range(*index.indices(self._length))))
         tokens: int | list[int] = self.numpy().tolist()[index]
         return tokens

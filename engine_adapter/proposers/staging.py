@@ -7,6 +7,7 @@ its own, so arrays that are needed together travel together.
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,17 @@ def to_device(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Ten
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    starts = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)])
+    padded = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]
     # torch does not reuse pinned memory before the copies from it are done.
-    buffer = torch.empty(int(starts[-1]), dtype=torch.uint8, pin_memory=_can_pin(device.type))
-    raw = buffer.numpy()
-    for array, start in zip(arrays, starts.tolist(), strict=False):
-        raw[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    buffer = torch.empty(sum(padded), dtype=torch.uint8, pin_memory=_can_pin(device.type))
+    starts, raw = [*accumulate(padded, initial=0)], buffer.numpy()
+    for array, start in zip(arrays, starts, strict=False):
+        part = raw[start : start + array.nbytes].view(array.dtype)
+        part.reshape(array.shape)[...] = array
     copied = buffer.to(device, non_blocking=True)
     return [
-        copied[start : start + array.nbytes]
-        .view(torch.from_numpy(array[:0]).dtype)
-        .view(array.shape)
-        for array, start in zip(arrays, starts.tolist(), strict=False)
+        copied[start : start + array.nbytes].view(_dtype(array.dtype)).view(array.shape)
+        for array, start in zip(arrays, starts, strict=False)
     ]
 
 
@@ -94,6 +94,12 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         end += part.numel()
     rows = sum(len(part) for part in parts)
     return first_part.as_strided((rows, first_part.shape[1]), (first_part.shape[1], 1))
+
+
+@cache
+def _dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """torch's name of numpy's dtype."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 @cache

@@ -223,6 +223,7 @@ class ProposerSmokeTest:
         runner.input_batch = SimpleNamespace(
             num_reqs=1,
             req_ids=[SMOKE_TEST_REQUEST],
+            req_id_to_index={SMOKE_TEST_REQUEST: 0},
             num_tokens_no_spec=np.array([self._tokens.shape[1]], np.int32),
             block_table=[
                 _ScratchTable.like(table, runner.device) for table in batch.block_table.block_tables

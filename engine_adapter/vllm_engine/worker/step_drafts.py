@@ -84,13 +84,20 @@ class StepDrafts:
         The places after a row's drafts have any valid token, which the target may read.
         """
         drafts = self._draft(step, frozenset())
-        return self._no_drafts(len(step.input_batch.req_ids)) if drafts is None else drafts
+        if drafts is None:
+            return self._no_drafts(len(step.input_batch.req_ids))
+        return functional.pad(drafts, (0, self._capacity - drafts.shape[1]))
 
     def take_draft_token_ids(self) -> Any:
-        """The drafts, as vLLM's `DraftTokenIds`; `None` if there are none."""
-        if not self.drafts:
+        """The drafts that the scheduler needs, as vLLM's `DraftTokenIds`; `None` for none."""
+        drafts = {id_: row for id_, row in self.drafts.items() if self._reads_drafts(id_)}
+        if not drafts:
             return None
-        return compat.DraftTokenIds(list(self.drafts), [*map(list, self.drafts.values())])
+        return compat.DraftTokenIds(list(drafts), [*map(list, drafts.values())])
+
+    def _reads_drafts(self, request_id: str) -> bool:
+        """Whether the scheduler reads the drafts of a request, and not their number alone."""
+        return True
 
     def forget(self, request_id: str) -> None:
         """Drops what waits for a request whose row is free now."""
@@ -98,7 +105,8 @@ class StepDrafts:
     def _draft(self, step: VerifiedStep, ended_ids: Set[str]) -> torch.Tensor | None:
         """The drafts for the rows of a step, but not for requests that have ended since.
 
-        `None` if none were planned; the tokens of the step are in the mirrors then, too.
+        int64 [R, capacity or fewer]. `None` if none were planned; the tokens of the step are in the
+        mirrors then, too.
         """
         runner, batch = self._runner, step.input_batch
         emitted, counts = step.emitted.arrays()
@@ -199,6 +207,9 @@ class LateStepDrafts(StepDrafts):
         """See `StepDrafts.forget`."""
         self._waiting.pop(request_id, None)
 
+    def _reads_drafts(self, request_id: str) -> bool:
+        return self._is_constrained(request_id)
+
     def _draft_late(self, step: VerifiedStep, ended_ids: Set[str]) -> None:
         """Drafts after a step, and writes the drafts where the next one reads them."""
         if (drafts := self._draft(step, ended_ids)) is None:
@@ -213,7 +224,8 @@ class LateStepDrafts(StepDrafts):
         self.report.drafted = dict(zip(ids, lengths, strict=True))
         self._waiting |= self.drafts
         # A row that has ended may be another request's by now, which has no drafts yet.
-        self._runner.req_states.draft_tokens[step.input_batch.idx_mapping] = drafts
+        width = drafts.shape[1]
+        self._runner.req_states.draft_tokens[step.input_batch.idx_mapping, :width] = drafts
 
     def _with_drafts(self, scheduler_output: Any) -> Any:
         """The step without the places that got no draft."""
@@ -249,10 +261,10 @@ def drafts_on_device(
     """The drafts of R rows as the target reads them, int64 [R, capacity], after one upload.
 
     After a row's drafts it has other valid tokens. Those of a model stay on the device. One that
-    drafted for all rows has made the tensor already.
+    drafted for all rows has made the tensor already, which may have fewer places.
     """
     if (table := table_of(row_drafts)) is not None:
-        return functional.pad(table.tokens, (0, capacity - table.tokens.shape[1]))
+        return table.tokens[:, :capacity]
     from_table: defaultdict[DraftTable, list[tuple[int, int]]] = defaultdict(list)
     lists = list(row_drafts)
     for row, drafts in enumerate(row_drafts):

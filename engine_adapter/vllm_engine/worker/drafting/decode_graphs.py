@@ -19,7 +19,11 @@ import torch
 
 from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.drafting.draft_passes import ForwardOutputs, gather
+from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
+    ForwardOutputs,
+    gather,
+    in_order,
+)
 from engine_adapter.vllm_engine.worker.drafting.early_drafts import UnreadStep
 from engine_adapter.vllm_engine.worker.drafting.forward_inputs import (
     ForwardInputBuilder,
@@ -200,12 +204,10 @@ class DecodeGraphs:
         count, size, deepest = len(rows), shape.num_reqs, int(k.max())
         of_rows = np.array([[-1], [0], [0]]).repeat(size, axis=1)
         of_rows[0, :count], of_rows[2, :count] = start, k
-        rows_there, of_rows_there, source = to_device(
-            self._loaded.device, rows, of_rows, step.source
-        )
+        rows_there, of_rows_there = to_device(self._loaded.device, rows, of_rows)
         self._rows[:, :size] = of_rows_there
         self._rows[1, :count] = step.num_rejected
-        self._read[:count] = step.emitted[source, : self._width]
+        self._read[:count] = in_order(step.emitted, step.source)[:, : self._width]
         for gid, blocks in self._builder.blocks(rows, rows_there).items():
             self._blocks[gid][:count] = blocks
         self._first.run_fullgraph(shape)

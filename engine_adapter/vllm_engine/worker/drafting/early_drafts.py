@@ -13,7 +13,7 @@ The CPU learns the tokens a step later. Then it notes which KV has become valid
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -82,8 +82,7 @@ class UnreadStep:
         tokens[index] = self.emitted.reshape(-1)[source_index].to(tokens.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _EarlyDraft:
+class _EarlyDraft(NamedTuple):
     """The early drafts of a row.
 
     Attributes:

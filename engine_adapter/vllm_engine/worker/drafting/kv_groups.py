@@ -6,17 +6,41 @@ one pool. A position's draft KV is valid if it is valid in every group of the dr
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.worker.drafting.kv_ledger import Blocks, DraftKVLedger, Lengths
+from engine_adapter.vllm_engine.worker.drafting.kv_ledger import (
+    DraftKVLedger,
+    Lengths,
+    RowBlocks,
+)
 
-GroupBlocks = Mapping[int, Blocks]
-"""KV cache group -> the rows' block ids, each int [R, W]."""
+
+@dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """The unsettled blocks of R rows.
+
+    Attributes:
+        rows: int [R], indices into the engine's batch.
+        by_group: KV cache group -> its blocks.
+    """
+
+    rows: npt.NDArray[np.intp]
+    by_group: Mapping[int, RowBlocks]
+
+    def __getitem__(self, gid: int) -> RowBlocks:
+        return self.by_group[gid]
+
+    def select(self, index: npt.NDArray[np.intp]) -> "GroupBlocks":
+        """Those of the rows at `index`, [N]."""
+        if len(index) == len(self.rows):
+            return self
+        by_group = {gid: blocks.select(index) for gid, blocks in self.by_group.items()}
+        return GroupBlocks(self.rows[index], by_group)
 
 
 Ledger = TypeVar("Ledger", bound=DraftKVLedger)
@@ -25,9 +49,14 @@ Ledger = TypeVar("Ledger", bound=DraftKVLedger)
 class DraftKVGroups(Generic[Ledger]):
     """One ledger for each group of a draft model's layers.
 
+    The first positions of a row that hold valid KV in every group are settled: they stay valid
+    while the request has the row, since its blocks are neither freed nor changed. Only the blocks
+    after them are looked at.
+
     Args:
         block_sizes: group -> tokens per block.
         num_blocks: blocks of the pool.
+        num_rows: of the engine's batch.
         new_ledger: makes a ledger from the number of blocks and the tokens per block.
 
     Attributes:
@@ -38,9 +67,11 @@ class DraftKVGroups(Generic[Ledger]):
         self,
         block_sizes: Mapping[int, int],
         num_blocks: int,
+        num_rows: int,
         new_ledger: Callable[[int, int], Ledger],
     ) -> None:
         self.ledgers = {gid: new_ledger(num_blocks, size) for gid, size in block_sizes.items()}
+        self._num_settled = np.zeros(num_rows, np.int64)
 
     def blocks_changed(
         self, new_blocks: Sequence[Sequence[int]], copies: Sequence[tuple[int, int]]
@@ -57,8 +88,12 @@ class DraftKVGroups(Generic[Ledger]):
             if copies:
                 ledger.copy(copies)
 
-    def blocks(self, tables: Any, rows: npt.NDArray[np.intp], length: int) -> GroupBlocks:
-        """The KV manager's ids of the rows' blocks for `length` positions.
+    def unsettle(self, rows: Sequence[int] | slice) -> None:
+        """The rows have other blocks now, or another row has changed a block that they share."""
+        self._num_settled[rows] = 0
+
+    def blocks(self, tables: Any, rows: npt.NDArray[np.intp], lengths: Lengths) -> GroupBlocks:
+        """The KV manager's ids of the rows' unsettled blocks for `lengths` positions, int64 [R].
 
         vLLM's tables have the ids of kernel blocks; a block consists of one or more of them.
 
@@ -66,14 +101,16 @@ class DraftKVGroups(Generic[Ledger]):
             tables: vLLM's block tables of the batch, by group.
             rows: int [R].
         """
-        blocks = {}
+        by_group, num_settled = {}, self._num_settled[rows]
         for gid, ledger in self.ledgers.items():
-            table = tables[gid]
-            ratio = ledger.block_size // table.block_size
-            width = -(-length // ledger.block_size) * ratio
-            ids: Blocks = table.get_numpy_array()[rows, :width]
-            blocks[gid] = ids if ratio == 1 else ids[:, ::ratio] // ratio
-        return blocks
+            table, size = tables[gid], ledger.block_size
+            begin, ratio = num_settled // size, size // table.block_size
+            width = max(int((-(-lengths // size) - begin).max()), 1)
+            kernel_ids = table.get_numpy_array()
+            place = np.minimum(begin[:, None] + np.arange(width), kernel_ids.shape[1] // ratio - 1)
+            ids = kernel_ids[rows[:, None], place * ratio]
+            by_group[gid] = RowBlocks(ids if ratio == 1 else ids // ratio, begin)
+        return GroupBlocks(rows, by_group)
 
     def first_missing(self, blocks: GroupBlocks, lengths: Lengths) -> Lengths:
         """The first position of each row whose KV is missing in any group.
@@ -86,9 +123,10 @@ class DraftKVGroups(Generic[Ledger]):
         return missing
 
     def mark_valid(self, blocks: GroupBlocks, lengths: Lengths) -> None:
-        """See `DraftKVLedger.mark_valid`."""
+        """Each row's first `lengths` positions hold KV now, and are settled."""
         for gid, ledger in self.ledgers.items():
             ledger.mark_valid(blocks[gid], lengths)
+        self._num_settled[blocks.rows] = lengths
 
 
 def keeping_every_position(spec: Any) -> Any:

@@ -5,6 +5,9 @@ runs. It misses positions while another proposer is active, in blocks of the pre
 filled while it was idle, and after a preemption, when the request gets new blocks. The ledger
 records validity per physical block, so one rule covers all cases: compute the missing KV, then
 draft.
+
+A row's blocks are looked at from its first unsettled one on (`DraftKVGroups`), so a step takes as
+long with long prompts as with short ones.
 """
 
 from collections.abc import Sequence
@@ -16,6 +19,31 @@ import numpy.typing as npt
 Blocks = npt.NDArray[np.integer]
 Lengths = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
+
+
+_NO_TOKEN = -1
+"""Of a block whose last slot holds no KV of a head."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """Blocks of R rows, of each from one place of its block table on.
+
+    Attributes:
+        ids: int [R, W], in order; any id after the row's end.
+        first: int64 [R], the place of each row's first one.
+    """
+
+    ids: Blocks
+    first: Lengths
+
+    def select(self, rows: npt.NDArray[np.intp]) -> "RowBlocks":
+        """Those of some rows, int [N]."""
+        return RowBlocks(self.ids[rows], self.first[rows])
+
+    def begins(self, block_size: int) -> Lengths:
+        """The first position of each block: int64 [R, W]."""
+        return (self.first[:, None] + np.arange(self.ids.shape[1])) * block_size
 
 
 class DraftKVLedger:
@@ -39,37 +67,38 @@ class DraftKVLedger:
         source, destination = np.asarray(pairs, np.intp).T
         self._valid[destination] = self._valid[source]
 
-    def first_missing(self, blocks: Blocks, lengths: Lengths) -> Lengths:
+    def first_missing(self, blocks: RowBlocks, lengths: Lengths) -> Lengths:
         """The first position of each row whose draft KV is missing.
 
         Args:
-            blocks: int [R, W], each row's block ids in order; any id after the row's end.
+            blocks: of R rows; no KV is missing before them.
             lengths: int64 [R], the number of positions to check.
 
         Returns:
             int64 [R], in [0, lengths[i]]; `lengths[i]` if nothing is missing.
         """
-        valid, required = self._valid[blocks], self._required(blocks.shape[1], lengths)
-        is_short = valid < required
+        begins, valid = blocks.begins(self.block_size), self._valid[blocks.ids]
+        is_short = valid < self._required(begins, lengths)
+        if not is_short.any():
+            return lengths
         block = is_short.argmax(axis=1)
-        rows = np.arange(len(blocks))
-        missing = block * self.block_size + valid[rows, block]
+        rows = np.arange(len(lengths))
+        missing = begins[rows, block] + valid[rows, block]
         return np.where(is_short[rows, block], missing, lengths)
 
-    def mark_valid(self, blocks: Blocks, lengths: Lengths) -> None:
-        """Marks each row's first `lengths` positions, all of which hold KV now.
+    def mark_valid(self, blocks: RowBlocks, lengths: Lengths) -> None:
+        """Marks each row's positions up to `lengths` in these blocks: all of them hold KV now.
 
         Shapes are those of `first_missing`. Slots of these blocks after them become invalid.
         """
-        required = self._required(blocks.shape[1], lengths)
+        required = self._required(blocks.begins(self.block_size), lengths)
         if (is_used := required > 0).all():
-            self._valid[blocks] = required
+            self._valid[blocks.ids] = required
         else:
-            self._valid[blocks[is_used]] = required[is_used]
+            self._valid[blocks.ids[is_used]] = required[is_used]
 
-    def _required(self, width: int, lengths: Lengths) -> Lengths:
+    def _required(self, begins: Lengths, lengths: Lengths) -> Lengths:
         """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""
-        begins = np.arange(0, width * self.block_size, self.block_size)
         # np.clip takes twice as long on arrays this small.
         num_required = np.maximum(lengths[:, None] - begins, 0)
         return np.minimum(num_required, self.block_size, out=num_required)
@@ -102,8 +131,13 @@ class HeadKVLedger(DraftKVLedger):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self._next_token = np.full(num_blocks, -1, np.int32)
+        self._next_token = np.full(num_blocks, _NO_TOKEN, np.int32)
         self._claim = np.zeros(num_blocks, np.int32)
+
+    def reset(self, block_ids: Sequence[int]) -> None:
+        """See `DraftKVLedger.reset`."""
+        super().reset(block_ids)
+        self._next_token[list(block_ids)] = _NO_TOKEN
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See `DraftKVLedger.copy`."""
@@ -112,9 +146,9 @@ class HeadKVLedger(DraftKVLedger):
         self._next_token[destination] = self._next_token[source]
 
     def block_ends(
-        self, blocks: Blocks, lengths: Lengths, tokens: Tokens, rows: Blocks
+        self, blocks: RowBlocks, lengths: Lengths, tokens: Tokens, rows: Blocks
     ) -> BlockEnds:
-        """The ends of the blocks that the rows fill.
+        """The ends of those blocks that the rows fill.
 
         Args:
             blocks, lengths: see `first_missing`.
@@ -122,9 +156,10 @@ class HeadKVLedger(DraftKVLedger):
                 [0, lengths[i]].
             rows: int [R].
         """
-        stops = np.arange(1, lengths.max(initial=0) // self.block_size + 1) * self.block_size
+        stops = blocks.begins(self.block_size) + self.block_size
         row, i = np.nonzero(stops <= lengths[:, None])
-        return BlockEnds(row, blocks[row, i], stops[i] - 1, tokens[rows[row], stops[i]])
+        stop = stops[row, i]
+        return BlockEnds(row, blocks.ids[row, i], stop - 1, tokens[rows[row], stop])
 
     def must_wait(self, ends: BlockEnds, num_rows: int) -> npt.NDArray[np.bool_]:
         """Rows that must wait because another row needs a shared slot with another token.
@@ -142,6 +177,11 @@ class HeadKVLedger(DraftKVLedger):
     def is_stale(self, ends: BlockEnds) -> npt.NDArray[np.bool_]:
         """The ends that were not written with the token of these rows: bool [E]."""
         return self._next_token[ends.block] != ends.token
+
+    def is_others(self, ends: BlockEnds) -> npt.NDArray[np.bool_]:
+        """The ends that were written with another token, by a row that shares them: bool [E]."""
+        token = self._next_token[ends.block]
+        return (token != ends.token) & (token != _NO_TOKEN)
 
     def record(self, ends: BlockEnds) -> None:
         """Notes that the ends are written with the tokens of these rows."""

@@ -147,7 +147,9 @@ class ModelPasses(ABC):
             return None
         if (shape := graphs.first_shape(len(batch.rows), int(batch.k.max()))) is None:
             return None
-        table = DraftTable(graphs.draft_after(shape, batch.rows, start, batch.k, step))
+        # Under asynchronous scheduling the scheduler needs their number alone.
+        drafts = graphs.draft_after(shape, batch.rows, start, batch.k, step)
+        table = DraftTable(drafts, is_read=False)
         return Drafts(drafts_of_table(table, batch.k.tolist()))
 
     # -- one pass -------------------------------------------------------------------------------

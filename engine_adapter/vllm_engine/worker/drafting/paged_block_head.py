@@ -41,8 +41,10 @@ class PagedBlockHead(PagedHead):
         self._block: int = self._first_place + args[0].num_speculative_tokens  # tokens
         return loaded
 
-    def _new_groups(self, block_sizes: Mapping[int, int], num_blocks: int) -> DraftKVGroups[Any]:
-        return DraftKVGroups(block_sizes, num_blocks, DraftKVLedger)
+    def _new_groups(
+        self, block_sizes: Mapping[int, int], num_blocks: int, num_rows: int
+    ) -> DraftKVGroups[Any]:
+        return DraftKVGroups(block_sizes, num_blocks, num_rows, DraftKVLedger)
 
     # -- drafting ----------------------------------------------------------------------------
 

@@ -111,9 +111,9 @@ class PagedHead(PagedDraftModel):
         )
 
     def _new_groups(
-        self, block_sizes: Mapping[int, int], num_blocks: int
+        self, block_sizes: Mapping[int, int], num_blocks: int, num_rows: int
     ) -> DraftKVGroups[HeadKVLedger]:
-        return DraftKVGroups(block_sizes, num_blocks, HeadKVLedger)
+        return DraftKVGroups(block_sizes, num_blocks, num_rows, HeadKVLedger)
 
     def _slot_gids(self) -> Iterable[int]:
         return {*self._kv.ledgers, self._states_gid}
@@ -188,13 +188,12 @@ class PagedHead(PagedDraftModel):
         drafts, waiting = DraftCollector(len(batch.rows)), np.arange(len(batch.rows))
         # A row may share blocks that another row has filled in this step: it comes after that one.
         while waiting.size:
-            row_blocks = {gid: group_blocks[waiting] for gid, group_blocks in blocks.items()}
+            row_blocks = blocks.select(waiting)
             waits = self._needs_older_states(batch.select(waiting), row_blocks, stop[waiting])
             if waits.all():
                 break
             rows = waiting[~waits]
-            row_blocks = {gid: group_blocks[rows] for gid, group_blocks in blocks.items()}
-            drafts.set(rows, self._draft(batch.select(rows), row_blocks, stop[rows]))
+            drafts.set(rows, self._draft(batch.select(rows), blocks.select(rows), stop[rows]))
             waiting = waiting[waits]
         return drafts.collect()
 
@@ -202,11 +201,7 @@ class PagedHead(PagedDraftModel):
         """Rows with a position to run that the target read before this step, bool [R]."""
         missing = self._kv.first_missing(blocks, stop)
         needs: Bools = missing < batch.num_computed
-        for gid, ledger in self._kv.ledgers.items():
-            ends = ledger.block_ends(blocks[gid], stop, batch.token_ids, batch.rows)
-            rewrites = ledger.is_stale(ends) & (ends.position < missing[ends.row])
-            needs[ends.row[rewrites]] = True
-        return needs
+        return needs | self._has_stale_ends(self._block_ends(batch, blocks, stop), missing)
 
     def _draft(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Drafts as a draft model does; rows that conflict over a slot draft in turn.
@@ -215,12 +210,15 @@ class PagedHead(PagedDraftModel):
         with different contents. This happens only if the shared prefix ends with a block.
         """
         ends = self._block_ends(batch, blocks, stop)
+        if self._has_others_ends(ends):
+            self._kv.unsettle(slice(None))  # every row that shares the block has to look at it
+            blocks = self._blocks(batch, stop)
+            ends = self._block_ends(batch, blocks, stop)
         waits = self._waits(ends, len(batch.rows))
         if waits.any():
             drafts = DraftCollector(len(batch.rows))
             for rows in np.flatnonzero(~waits), np.flatnonzero(waits):
-                row_blocks = {gid: group_blocks[rows] for gid, group_blocks in blocks.items()}
-                drafts.set(rows, self._draft(batch.select(rows), row_blocks, stop[rows]))
+                drafts.set(rows, self._draft(batch.select(rows), blocks.select(rows), stop[rows]))
             return drafts.collect()
         rewritten = self._rewrite_stale_ends(batch, blocks, stop, ends)
         drafted = super()._draft(batch, blocks, stop)
@@ -233,28 +231,39 @@ class PagedHead(PagedDraftModel):
     ) -> Bools:
         """Rows that need states of older steps, or conflict with another row over a slot."""
         ends = self._block_ends(batch, blocks, num_before)
-        waits = self._waits(ends, len(batch.rows))
-        for gid, ledger in self._kv.ledgers.items():
-            is_stale = ledger.is_stale(ends[gid]) & (ends[gid].position < missing[ends[gid].row])
-            waits[ends[gid].row[is_stale]] = True
+        waits = self._waits(ends, len(batch.rows)) | self._has_stale_ends(ends, missing)
         if self._step_states is not None:
             waits |= missing < batch.num_computed
         return waits
 
     def _record_early(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> None:
         super()._record_early(batch, blocks, stop)
-        ends = self._block_ends(batch, blocks, stop)
-        for gid, ledger in self._kv.ledgers.items():
-            ledger.record(ends[gid])
+        for gid, ends in self._block_ends(batch, blocks, stop).items():
+            self._kv.ledgers[gid].record(ends)
 
     def _block_ends(
         self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints
     ) -> dict[int, BlockEnds]:
-        """In each group, the ends of the blocks that the rows fill."""
-        return {
+        """In each group, the ends of the unsettled blocks that the rows fill, if there are any."""
+        by_group = {
             gid: ledger.block_ends(blocks[gid], stop, batch.token_ids, batch.rows)
             for gid, ledger in self._kv.ledgers.items()
         }
+        return {gid: ends for gid, ends in by_group.items() if ends.row.size}
+
+    def _has_stale_ends(self, ends: Mapping[int, BlockEnds], missing: Ints) -> Bools:
+        """Rows with an end that holds valid KV with another row's token, bool [R]."""
+        has_stale = np.zeros(len(missing), np.bool_)
+        for gid, group_ends in ends.items():
+            is_stale = self._kv.ledgers[gid].is_stale(group_ends)
+            is_valid = group_ends.position < missing[group_ends.row]
+            has_stale[group_ends.row[is_stale & is_valid]] = True
+        return has_stale
+
+    def _has_others_ends(self, ends: Mapping[int, BlockEnds]) -> bool:
+        """Whether another row, which may have settled it, has written one of the ends."""
+        ledgers = self._kv.ledgers
+        return any(ledgers[gid].is_others(of_group).any() for gid, of_group in ends.items())
 
     def _waits(self, ends: Mapping[int, BlockEnds], num_rows: int) -> Bools:
         """Rows that must wait for another one in any group, bool [R]: see `must_wait`.
@@ -263,8 +272,8 @@ class PagedHead(PagedDraftModel):
         """
         waits = np.zeros(num_rows, np.bool_)
         if num_rows > 1:
-            for gid, ledger in self._kv.ledgers.items():
-                waits |= ledger.must_wait(ends[gid], num_rows)
+            for gid, group_ends in ends.items():
+                waits |= self._kv.ledgers[gid].must_wait(group_ends, num_rows)
         return waits
 
     def _known_length(self, batch: DraftBatch) -> Ints:
@@ -281,7 +290,7 @@ class PagedHead(PagedDraftModel):
     ) -> int:
         """Runs the block ends that hold valid KV with another row's token; returns how many."""
         ledgers = self._kv.ledgers
-        stale = {gid: ledger.is_stale(ends[gid]) for gid, ledger in ledgers.items()}
+        stale = {gid: ledgers[gid].is_stale(group_ends) for gid, group_ends in ends.items()}
         if not any(is_stale.any() for is_stale in stale.values()):
             return 0
         missing = self._kv.first_missing(blocks, stop)
@@ -299,8 +308,8 @@ class PagedHead(PagedDraftModel):
         for begin in range(0, len(positions), self._max_num_tokens):
             rows, position = positions[begin : begin + self._max_num_tokens].T
             self._forward_span(batch, rows, position, np.ones_like(rows))
-        for gid, ledger in ledgers.items():
-            ledger.record(ends[gid])
+        for gid, group_ends in ends.items():
+            ledgers[gid].record(group_ends)
         return len(positions)
 
     def _first_uncached(self, batch: DraftBatch, missing: Ints) -> Ints:

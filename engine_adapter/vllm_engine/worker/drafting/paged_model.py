@@ -58,7 +58,7 @@ class PagedDraftModel(ModelPasses):
         # Request id -> its committed tokens when it was last drafted for, and the drafts.
         self._drafted: dict[str, tuple[int, DraftRow]] = {}
         self._early = EarlyDrafts()
-        self._kv = self._new_groups({}, 0)
+        self._kv = self._new_groups({}, 0, 0)
         self._kv_bytes = 0
         self.max_model_len: int = self._loaded.draft_model_config.max_model_len
 
@@ -76,7 +76,8 @@ class PagedDraftModel(ModelPasses):
         self._loaded.initialize_attn_backend(kv_cache_config, kernel_block_sizes)
         groups = kv_cache_config.kv_cache_groups
         sizes = {gid: groups[gid].kv_cache_spec.block_size for gid in self._loaded.kv_cache_gids}
-        self._kv = self._new_groups(sizes, kv_cache_config.num_blocks)
+        num_rows: int = self._runner.max_num_reqs
+        self._kv = self._new_groups(sizes, kv_cache_config.num_blocks, num_rows)
         self._builder = None
         with_kv = self._loaded.layers_with_kv
         self._kv_bytes = kv_cache_config.num_blocks * sum(
@@ -84,8 +85,10 @@ class PagedDraftModel(ModelPasses):
             for group in self._loaded.draft_attn_groups
         )
 
-    def _new_groups(self, block_sizes: Mapping[int, int], num_blocks: int) -> DraftKVGroups[Any]:
-        return DraftKVGroups(block_sizes, num_blocks, DraftKVLedger)
+    def _new_groups(
+        self, block_sizes: Mapping[int, int], num_blocks: int, num_rows: int
+    ) -> DraftKVGroups[Any]:
+        return DraftKVGroups(block_sizes, num_blocks, num_rows, DraftKVLedger)
 
     def set_cudagraph_mode(self, mode: Any) -> None:
         """Prepares the CUDA-graph keys for the mode that vLLM chose for the target."""
@@ -120,6 +123,10 @@ class PagedDraftModel(ModelPasses):
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops which draft KV was written for requests that ended or were preempted."""
+        if not request_ids:
+            return
+        rows_of = self._runner.input_batch.req_id_to_index
+        self._kv.unsettle([rows_of[id_] for id_ in request_ids if id_ in rows_of])
         for request_id in request_ids:
             self._drafted.pop(request_id, None)
         self._early.forget(request_ids)
@@ -138,7 +145,7 @@ class PagedDraftModel(ModelPasses):
         blocks = self._blocks(batch, stop)
         rows, drafts = self._early.take(batch)
         if rows.size:
-            self._record_early(batch.select(rows), _of_rows(blocks, rows), stop[rows])
+            self._record_early(batch.select(rows), blocks.select(rows), stop[rows])
             self._record_drafted(batch, rows, drafts)
         if rows.size == len(batch.rows):
             return drafts
@@ -148,7 +155,7 @@ class PagedDraftModel(ModelPasses):
             all_rows, collector = np.arange(len(batch.rows)), DraftCollector(len(batch.rows))
             collector.set(all_rows, drafts)
             late = np.setdiff1d(all_rows, rows)
-            late_batch, late_blocks = batch.select(late), _of_rows(blocks, late)
+            late_batch, late_blocks = batch.select(late), blocks.select(late)
             collector.set(late, self._draft_rows(late_batch, late_blocks, stop[late]))
             return collector.collect()
 
@@ -170,7 +177,8 @@ class PagedDraftModel(ModelPasses):
         length = num_before + step.num_drafts + 1 - missing
         if not rows.size or length.sum() > self._max_num_tokens:
             return
-        usual = (missing == num_before).all() and (step.num_drafts == self._num_drafts).all()
+        lacks_none = (missing == num_before).all()
+        usual = lacks_none and (step.num_drafts == self._num_drafts).all()
         drafts = self._draft_in_graphs(batch, missing, step) if usual else None
         if drafts is None:
             with self._loaded.tp_scope():
@@ -180,7 +188,8 @@ class PagedDraftModel(ModelPasses):
                 outputs = self._forward(inputs.tokens, inputs)
                 prefilled = gather(outputs, inputs.ends - step.num_rejected)
                 drafts = self._decode_drafts(batch, missing + length, prefilled, step.num_rejected)
-        self._record_early(batch, _of_rows(blocks, rows), num_before)
+        if not lacks_none:
+            self._record_early(batch, blocks.select(rows), num_before)
         caught_up = np.maximum(batch.num_computed - missing, 0)
         self._early.set(batch, step, drafts.tokens, caught_up)
 
@@ -200,9 +209,9 @@ class PagedDraftModel(ModelPasses):
         self._kv.mark_valid(blocks, stop)
 
     def _blocks(self, batch: DraftBatch, stop: Ints) -> GroupBlocks:
-        """The blocks of each row, up to its longest `stop`."""
+        """The unsettled blocks of each row, up to its `stop`."""
         tables = self._runner.input_batch.block_table
-        return self._kv.blocks(tables, batch.rows, int(stop.max()))
+        return self._kv.blocks(tables, batch.rows, stop)
 
     def _draft_rows(self, batch: DraftBatch, blocks: GroupBlocks, stop: Ints) -> Drafts:
         """Drafts for the rows whose missing KV can be computed."""
@@ -274,8 +283,3 @@ class PagedDraftModel(ModelPasses):
 
     def _slot_gids(self) -> Iterable[int]:
         return self._kv.ledgers
-
-
-def _of_rows(blocks: GroupBlocks, rows: npt.NDArray[np.intp]) -> GroupBlocks:
-    """The blocks of some rows."""
-    return {gid: group_blocks[rows] for gid, group_blocks in blocks.items()}

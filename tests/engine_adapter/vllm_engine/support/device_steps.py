@@ -233,12 +233,13 @@ class DeviceSteps(RunnerHooks, DeviceRunner):
             output = self.sample_tokens(None)
             drafts = None if self._late else self.take_draft_token_ids()
         self._starting = []
-        if self._late:  # the core asks for them only where a grammar must see them
-            reached, drafts = self._spy.reached, self.take_draft_token_ids()
+        by_request: dict[str, list[int]] = {}
+        if self._late:  # the core does not ask for them: no row has a grammar
+            reached = self._spy.reached
+            by_request = {name: list(row) for name, row in self._drafts.drafts.items()}
             self._spy.reached = reached
-        by_request = (
-            {} if drafts is None else dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=True))
-        )
+        elif drafts is not None:
+            by_request = dict(zip(drafts.req_ids, drafts.draft_token_ids, strict=True))
         self.drafts = [by_request.get(name, []) for name in self._names]
         self._outputs.append((scheduled, output, self._spy.recorded))
         if not self._late or len(self._outputs) > 1:

@@ -38,7 +38,7 @@ from engine_adapter.vllm_engine.worker.target import TargetStep
 from tests.engine_adapter.vllm_engine.support.block_pool import BlockPool
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import idle_sampler
 from tests.engine_adapter.vllm_engine.support.step_checks import StepChecks, StepResult
-from tests.engine_adapter.vllm_engine.support.toy_batches import ToyBatches
+from tests.engine_adapter.vllm_engine.support.toy_batches import NUM_ROWS, ToyBatches
 from tests.engine_adapter.vllm_engine.support.toy_block_head import ToyBlockHead
 from tests.engine_adapter.vllm_engine.support.toy_models import (
     VOCAB,
@@ -147,7 +147,8 @@ class World:
             device=torch.device("cpu"),
             max_model_len=self.max_model_len,
             parallel_config=SimpleNamespace(world_size=self.ranks),
-            input_batch=None,
+            input_batch=SimpleNamespace(req_id_to_index={}),
+            max_num_reqs=NUM_ROWS,
             requests=defaultdict(lambda: PLAIN_REQUEST),
             sampler=idle_sampler(),
             draft_noise=DraftNoise(None),
@@ -258,7 +259,7 @@ class World:
         before = {name: self.requests[name].computed for name in scheduled}
         plan = self.scheduler.plan(scheduled)
         self._store_states(scheduled)
-        unread = self.batches.make(self.requests, before)
+        unread = self._batch(before)
         verified = {name: len(self.requests[name].pending) for name in scheduled}
         sampled = {name: self._run_target(name, count) for name, count in scheduled.items()}
         for name in self.dispatch.host.draft_models:
@@ -266,7 +267,7 @@ class World:
         if self.early and scheduled:
             self.batch = self.runner.input_batch = unread
             self._draft_early(plan, scheduled, verified, sampled)
-        self.batch = self.runner.input_batch = self.batches.make(self.requests, before)
+        self.batch = self.runner.input_batch = self._batch(before)
         drafts, report = self._draft(plan, scheduled, sampled)
         result = StepResult(
             drafts=drafts,
@@ -290,11 +291,16 @@ class World:
         scheduled: dict[str, int],
         sampled: Mapping[str, list[int]],
     ) -> tuple[dict[str, list[int]], DraftReport]:
-        emitted = np.array([len(sampled[name]) for name in self.batch.req_ids])
+        row_of, emitted = self.batch.req_id_to_index, np.zeros(NUM_ROWS, np.int64)
+        for name, tokens in sampled.items():
+            emitted[row_of[name]] = len(tokens)
         nothing = torch.empty(0, 1)
         step = TargetStep(scheduled, emitted, np.arange(len(emitted)), nothing, nothing)
         drafts, report = self.dispatch.propose(plan, step)
-        return dict(zip(self.batch.req_ids, drafts, strict=True)), report
+        return {name: list(drafts[row_of[name]]) for name in scheduled}, report
+
+    def _batch(self, before: Mapping[str, int]) -> Any:
+        return self.batches.make(self.requests, self.scheduler.running, before)
 
     def _draft_early(
         self,

@@ -243,4 +243,4 @@ def test_rows_of_a_table_in_another_order_keep_theirs() -> None:
 
 def test_a_table_may_be_narrower_than_the_capacity() -> None:
     (row,) = DraftTable(torch.tensor([[4]])).rows()
-    assert drafts_on_device([row], CAPACITY, torch.device("cpu")).tolist() == [[4, 0, 0]]
+    assert drafts_on_device([row], CAPACITY, torch.device("cpu")).tolist() == [[4]]

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
+from engine_adapter.vllm_engine.worker.drafting.kv_ledger import (
+    BlockEnds,
+    DraftKVLedger,
+    HeadKVLedger,
+    RowBlocks,
+)
 
 SIZE = 4
 
@@ -34,12 +39,12 @@ class PositionModel:
             self.valid[blocks[position // SIZE]].add(position % SIZE)
 
 
-def table(rows: list[list[int]], width: int, junk: int = 0) -> np.ndarray:
-    """A block table as in vLLM: rows of one width, with any id after a row's blocks."""
+def table(rows: list[list[int]], width: int, junk: int = 0) -> RowBlocks:
+    """All blocks of some rows: of one width, with any id after a row's."""
     padded = np.full((len(rows), width), junk, np.int32)
     for i, blocks in enumerate(rows):
         padded[i, : len(blocks)] = blocks
-    return padded
+    return RowBlocks(padded, np.zeros(len(rows), np.int64))
 
 
 def lengths(*values: int) -> np.ndarray:
@@ -107,7 +112,7 @@ class RandomWalk:
             self.free.append(last)
         self.rows[row] = ([*blocks[:-1], moved], length)
 
-    def compare(self, rows: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def compare(self, rows: list[int]) -> tuple[RowBlocks, np.ndarray, np.ndarray]:
         """Checks the first missing positions; returns table, first missing positions and ends."""
         blocks = table([self.rows[row][0] for row in rows], 40, int(self.rng.integers(0, 40)))
         ends = lengths(*(self.rows[row][1] for row in rows))
@@ -156,7 +161,7 @@ def test_marked_positions_are_not_missing(length: int) -> None:
 
 def test_a_shared_prefix_is_marked_once_for_both_rows() -> None:
     ledger, blocks = DraftKVLedger(8, SIZE), table([[1, 2, 3], [1, 2, 4]], 3)
-    ledger.mark_valid(blocks[:1], lengths(9))
+    ledger.mark_valid(table([[1, 2, 3]], 3), lengths(9))
     assert ledger.first_missing(blocks, lengths(9, 9)).tolist() == [9, 8]
 
 
@@ -199,3 +204,26 @@ def test_the_width_and_padding_of_the_table_do_not_matter() -> None:
         missing = ledger.first_missing(table([[1, 2], [3]], width, junk=6), lengths(8, 4))
         assert missing.tolist() == [6, 3]
         assert ledger.first_missing(table([[5]], 1), lengths(1)).tolist() == [0]
+
+
+def test_blocks_may_begin_in_the_middle_of_a_row() -> None:
+    ledger = DraftKVLedger(8, SIZE)
+    ledger.mark_valid(table([[1, 2, 3], [4, 5, 6]], 3), lengths(6, 12))
+    later = RowBlocks(np.array([[2, 3], [6, 0]]), lengths(1, 2))
+    assert ledger.first_missing(later, lengths(12, 12)).tolist() == [6, 12]
+    ledger.mark_valid(later, lengths(9, 12))
+    assert ledger.first_missing(table([[1, 2, 3]], 3), lengths(12)).tolist() == [9]
+
+
+def test_an_end_is_anothers_if_it_was_written_with_another_token() -> None:
+    ledger, tokens = HeadKVLedger(8, SIZE), np.array([[0, 1, 2, 3, 7], [0, 1, 2, 3, 9]], np.int32)
+
+    def end_of(row: int) -> BlockEnds:
+        return ledger.block_ends(table([[5]], 1), lengths(4), tokens, np.array([row]))
+
+    assert not ledger.is_others(end_of(0)).any(), "no token was written"
+    ledger.record(end_of(0))
+    assert ledger.is_others(end_of(0)).tolist() == [False]
+    assert ledger.is_others(end_of(1)).tolist() == [True]
+    ledger.reset([5])
+    assert not ledger.is_others(end_of(1)).any(), "the block was allocated again"
