@@ -82,7 +82,7 @@ class EngineCheck:
         self._observer = Observer()
         config = EngineConfig(task.target, "checked", self._specs, None, task.arguments)
         self._engine: Engine = create_engine("vllm", config, CollectorRegistry(), self._observer)
-        self._texts = Texts(self._engine, self._prompts, task.max_tokens, task.tie)
+        self._texts = Texts(self._engine, self._prompts, task.max_tokens)
         self.rows: list[dict[str, Any]] = []
         self.problems: list[str] = []
 
@@ -114,6 +114,8 @@ class EngineCheck:
 
     def _stock_texts(self) -> list[Tokens] | None:
         """Stock vLLM's texts; `None` if its stage failed, or ran with another target or prompts."""
+        if not self._task.stock_texts:
+            return None
         path = Path(self._task.stock_texts)
         kept = json.loads(path.read_text("utf-8")) if path.is_file() else {}
         if kept.get("of") != self._task.texts_of:
@@ -143,10 +145,13 @@ class EngineCheck:
             same = sum(gap is None for gap in gaps)
             row["same texts"] = f"{same} of {len(gaps)}"
             row["largest gap"] = max((gap for gap in gaps if gap is not None), default=0.0)
-            if row["largest gap"] > self._task.tie:
+            tie, different = self._task.tie, len(gaps) - same
+            if tie is None and different:
+                self.problems.append(f"{name}: {different} of {len(gaps)} texts differ; none may")
+            elif tie is not None and row["largest gap"] > tie:
                 self.problems.append(
                     f"{name}: a token is {row['largest gap']:.3g} less likely than the likeliest "
-                    f"one (in log probability); at most {self._task.tie:g} is rounding"
+                    f"one (in log probability); at most {tie:g} is rounding"
                 )
         counts = sum(
             (c for n, c in self._observer.counts.items() if n != NONE), start=ProposerCounts()

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,12 @@ WAITS_READING = (
     "How often the CPU waited for the device, divided by the steps of the run, and at which lines. "
     "The section `Waiting for the device` of docs/lab/gpu.md has how often Specgate has to. "
     "Without a GPU vLLM counts nothing."
+)
+
+INVARIANT_READING = (
+    "With these kernels a token does not depend on the other rows of its step, nor on how many "
+    "positions a row verifies, so no text may differ from that of the row `none`. Sampled texts "
+    "are not compared."
 )
 
 SPEED_SHARE = 3
@@ -83,8 +89,8 @@ class EngineTask:
 
     Attributes:
         arguments: of the engine, by vLLM's names.
-        tie: see `TIES`.
-        stock_texts: the file of stock vLLM's texts, written or compared with.
+        tie: see `TIES`; `None` if no text may differ.
+        stock_texts: the file of stock vLLM's texts, written or compared with; empty for none.
         result: the file that gets the result.
     """
 
@@ -93,7 +99,7 @@ class EngineTask:
     arguments: Mapping[str, Any]
     prompts: int
     max_tokens: int
-    tie: float
+    tie: float | None
     stock_texts: str
     result: str
 
@@ -159,6 +165,7 @@ def stages(plan: CheckPlan) -> list[Stage]:
         _engine_stage(
             plan, "graphs", "exactness with compiled models and graphs", compiled, graphs
         ),
+        *([_invariant_stage(plan, graphs)] if plan.device is Device.CUDA else []),
         _engine_stage(
             *(plan, "waits", "where a step waits for the device, as vLLM counts it"),
             *(WAITS_READING, graphs),
@@ -173,6 +180,16 @@ def stages(plan: CheckPlan) -> list[Stage]:
             devices=2,
         ),
     ]
+
+
+def _invariant_stage(plan: CheckPlan, graphs: Mapping[str, Any]) -> Stage:
+    return _engine_stage(
+        *(plan, "invariant", "exactness to the bit, with vLLM's batch-invariant kernels"),
+        INVARIANT_READING,
+        graphs,
+        environment={"VLLM_BATCH_INVARIANT": "1"},
+        changes={"tie": None, "stock_texts": ""},
+    )
 
 
 def _exactness(plan: CheckPlan) -> str:
@@ -200,6 +217,7 @@ def _engine_stage(
 ) -> Stage:
     result = plan.out / f"{name}.json"
     environment = {**LOGGED, **more.pop("environment", {})}
+    changes: Mapping[str, Any] = more.pop("changes", {})
     task = EngineTask(
         target=plan.target,
         proposers=plan.proposers,
@@ -210,6 +228,7 @@ def _engine_stage(
         stock_texts=str(plan.out / STOCK_TEXTS),
         result=str(result),
     )
+    task = replace(task, **changes)
     command = [sys.executable, "-P", "-m", f"benchmarks.gpu_check.{module}", task.to_json()]
     return Stage(name, purpose, command, result, plan.limit_s, environment, reading=reading, **more)
 

@@ -46,14 +46,10 @@ class Texts:
         engine: started before the first call.
         prompts: their token ids.
         max_tokens: the length of every text.
-        tie: see `plan.TIES`.
     """
 
-    def __init__(
-        self, engine: Engine, prompts: Sequence[Tokens], max_tokens: int, tie: float
-    ) -> None:
-        self._engine, self._prompts = engine, prompts
-        self._max_tokens, self._tie = max_tokens, tie
+    def __init__(self, engine: Engine, prompts: Sequence[Tokens], max_tokens: int) -> None:
+        self._engine, self._prompts, self._max_tokens = engine, prompts, max_tokens
         self._ids = count()
         self._epoch = 0
 

@@ -29,7 +29,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "LoraState": ("make_lora_inputs",),
     "V2Sampler": ("get_logprobs_dims", "sample"),
     "ModelCudaGraphManager": ("_init_candidates",),
-    "CacheOnlyAttentionBackend": ("get_builder_cls",),
+    "CacheOnlyAttentionBackend": ("get_builder_cls", "supports_batch_invariance"),
     "BaseSpeculator": ("init_cudagraph_manager", "capture", "propose"),
     "CPUWorker": ("init_device", "load_model", "initialize_from_config"),
     "GPUWorker": ("_make_model_runner", "load_model", "initialize_from_config"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,14 @@ async def test_a_tie_is_not_a_problem(check: EngineCheck) -> None:
     engine(check).text, engine(check).gap = differs_for("ngram"), 0.2
     await check.run()
     assert check.problems == []
+
+
+async def test_with_batch_invariant_kernels_even_a_tie_is_a_problem(check: EngineCheck) -> None:
+    check._task = replace(check._task, tie=None, stock_texts="")
+    engine(check).text = differs_for("ngram")
+    await check.run()
+    assert check.problems == ["ngram: 2 of 2 texts differ; none may"]
+    assert check.rows[0]["same texts"] == "not compared"
 
 
 async def test_a_text_that_ends_early_is_not_the_same(check: EngineCheck) -> None:

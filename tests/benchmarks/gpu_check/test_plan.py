@@ -22,7 +22,10 @@ def task(stage: Stage) -> EngineTask:
 
 
 def test_eager_comes_before_graphs_and_waits_after_them() -> None:
-    assert list(planned(Device.CUDA)) == ["stock", "eager", "graphs", "waits", "speed", "parallel"]
+    names = ["stock", "eager", "graphs", "invariant", "waits", "speed", "parallel"]
+    assert list(planned(Device.CUDA)) == names
+    names.remove("invariant")
+    assert list(planned(Device.CPU)) == names, "a CPU has no such kernels"
 
 
 def test_the_engines_differ_only_in_what_the_stage_is_about() -> None:
@@ -44,8 +47,17 @@ def test_the_engines_differ_only_in_what_the_stage_is_about() -> None:
 
 def test_all_engines_are_compared_with_the_same_stock_texts() -> None:
     made = planned(Device.CUDA)
-    texts = {task(stage).stock_texts for name, stage in made.items() if name != "speed"}
+    apart = {"speed", "invariant"}
+    texts = {task(stage).stock_texts for name, stage in made.items() if name not in apart}
     assert len(texts) == 1
+
+
+def test_with_batch_invariant_kernels_no_text_may_differ() -> None:
+    made = planned(Device.CUDA)
+    invariant, graphs = task(made["invariant"]), task(made["graphs"])
+    assert made["invariant"].environment["VLLM_BATCH_INVARIANT"] == "1"
+    assert (invariant.tie, invariant.stock_texts) == (None, ""), "stock vLLM had other kernels"
+    assert invariant.arguments == graphs.arguments
 
 
 @pytest.mark.parametrize(("dtype", "tie"), [("bfloat16", 0.25), ("float32", 1e-3)])

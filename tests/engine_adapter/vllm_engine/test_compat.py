@@ -159,6 +159,7 @@ def test_overrides_that_replace_vllms_method_are_known() -> None:
         "get_node_and_physical_gpu_ids",
         "init_cudagraph_manager",
         "propose",
+        "supports_batch_invariance",
         "take_draft_token_ids",
         "verify_equal_vocab_size_if_draft_model",
     }

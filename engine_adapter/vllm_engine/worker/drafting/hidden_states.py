@@ -56,7 +56,12 @@ class StepStates:
 
 
 class _StatesBackend(compat.CacheOnlyAttentionBackend):
-    """vLLM's, with a builder that allows every graph: no step of the target runs the layer."""
+    """vLLM's, but it allows every graph and batch invariance: no step of the target runs it."""
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """Whether it is allowed with `VLLM_BATCH_INVARIANT=1`: nothing is added up here."""
+        return True
 
     @staticmethod
     def get_builder_cls() -> Any:
@@ -126,7 +131,7 @@ class HiddenStateCache(compat.AttentionLayerBase):
         """Stores `states` [T, W] in `slots`, int64 [T]."""
         states = states.to(self._dtype)
         if self._by_slot is not None:
-            self._by_slot[slots] = states
+            self._by_slot.index_copy_(0, slots, states)
         else:
             self._cache[*self._index(slots)] = states
 

@@ -49,3 +49,8 @@ def test_states_are_in_the_blocks_that_vllm_copies(padding: int) -> None:
     memory[4] = memory[2]
     assert torch.equal(cache.read(torch.arange(SIZE) + 4 * SIZE), states)
     assert cache.num_bytes == BLOCKS * SIZE * WIDTH * 4
+
+
+def test_an_engine_with_batch_invariance_may_have_the_layer() -> None:
+    """vLLM ends the start where a layer's attention is not invariant; this one has none."""
+    assert make_cache().get_attn_backend().supports_batch_invariance()
