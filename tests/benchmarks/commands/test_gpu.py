@@ -100,7 +100,10 @@ def test_stages_can_be_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--stage", "all"], "--stage: 'all' is unknown; there are stock, eager, graphs, invariant"),
+        (
+            ["--stage", "all"],
+            "--stage: 'all' is unknown; there are stock, eager, graphs",
+        ),
         (["--device", "tpu"], "--device"),
         (["--prompts", "0"], "--prompts: must be an integer of at least 1"),
         (["--limit", "0"], "--limit: must be a number from 1 to 86400"),

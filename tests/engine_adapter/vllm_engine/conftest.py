@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -20,6 +20,7 @@ from engine_adapter.seam.factory import create_engine
 from engine_adapter.vllm_engine.gateway import arguments
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import DispatchHarness
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, Recorder, Stock, start_stock
+from tests.engine_adapter.vllm_engine.support.processes import fork_engines
 
 TARGET = str(model_path("target"))
 CONTEXT = 1024
@@ -67,14 +68,24 @@ COMMON: dict[str, Any] = {"dtype": "float32", "max_model_len": CONTEXT, "max_num
 
 
 async def start(
-    proposers: Sequence[dict[str, Any]], target: str = TARGET, **arguments: Any
+    proposers: Sequence[dict[str, Any]],
+    target: str = TARGET,
+    lora_modules: Mapping[str, str] | None = None,
+    **arguments: Any,
 ) -> Live:
-    """Starts an engine, by default on the demo target."""
+    """Starts an engine, by default on the demo target; `arguments` are vLLM's."""
     if os.environ.get("ASYNC_SCHEDULING"):  # make test-async
         arguments = {"async_scheduling": True, **arguments}
     recorder, registry = Recorder(), CollectorRegistry()
-    config = EngineConfig(target, "demo", parse_specs(proposers), None, COMMON | arguments)
+    config = EngineConfig(
+        target,
+        "demo",
+        parse_specs(proposers),
+        arguments=COMMON | arguments,
+        lora_modules=lora_modules or {},
+    )
     engine = create_engine("vllm", config, registry, recorder)
+    fork_engines()
     before = child_processes()
     await engine.start(lambda line: None)
     return Live(engine, recorder, registry, frozenset(child_processes() - before))

@@ -13,12 +13,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
-from engine_adapter.proposers.methods import parse_specs
-from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.errors import EngineConfigError, LoraRefused
-from engine_adapter.seam.factory import create_engine
 from engine_adapter.seam.types import GenerationRequest, LoraAdapter, SamplingOptions
 from tests.engine_adapter.lora import cached_adapter, write_adapter
 from tests.engine_adapter.vllm_engine.conftest import (
@@ -26,12 +22,11 @@ from tests.engine_adapter.vllm_engine.conftest import (
     COMMON,
     PROPOSERS,
     TARGET,
-    child_processes,
+    start,
 )
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
-    Recorder,
     generate,
     greedy,
     pinned,
@@ -56,18 +51,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def lora(folders: dict[str, str]) -> AsyncIterator[Live]:
     """An engine for two adapters in a step and three in memory."""
-    recorder, registry = Recorder(), CollectorRegistry()
-    config = EngineConfig(
-        TARGET,
-        "demo",
-        parse_specs(PROPOSERS),
-        arguments=COMMON | LORA | {"max_cpu_loras": 3, "kv_cache_memory_bytes": 512 << 20},
-        lora_modules={"a": folders["a"]},
-    )
-    engine = create_engine("vllm", config, registry, recorder)
-    before = child_processes()
-    await engine.start(lambda line: None)
-    started = Live(engine, recorder, registry, frozenset(child_processes() - before))
+    fields = LORA | {"max_cpu_loras": 3, "kv_cache_memory_bytes": 512 << 20}
+    started = await start(PROPOSERS, lora_modules={"a": folders["a"]}, **fields)
     await started.engine.load_lora_adapter("b", folders["b"])
     yield started
     await started.engine.stop()
@@ -279,8 +264,7 @@ async def test_adapters_are_loaded_again_in_the_next_process(
 ) -> None:
     """The last test of this engine, because it kills the process."""
     for process in lora.processes:
-        if process.is_running() and process.name().startswith("VLLM"):
-            process.kill()
+        process.kill()
     async with asyncio.timeout(120):
         while not lora.recorder.restarts:  # noqa: ASYNC110, the recorder has no event for it
             await asyncio.sleep(0.1)

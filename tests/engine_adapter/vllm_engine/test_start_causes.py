@@ -66,7 +66,7 @@ async def test_the_exception_of_a_failed_load_is_in_the_error(tmp_path: Path) ->
 
 @pytest.mark.prove
 async def test_a_target_whose_first_step_fails_is_never_ready(tmp_path: Path) -> None:
-    arguments = {"max_model_len": 256, "load_format": "dummy", "dtype": "bfloat16"}
+    arguments: dict[str, Any] = {"max_model_len": 256, "load_format": "dummy", "dtype": "bfloat16"}
     with pytest.raises(EngineConfigError) as caught:
         await start([], model(tmp_path, HEADS_OF_32), **arguments)
     assert caught.value.setting == "model"

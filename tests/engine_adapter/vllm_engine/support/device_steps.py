@@ -152,6 +152,7 @@ class DeviceSteps(RunnerHooks, DeviceRunner):
         )
         self._spy, self._asks, self._method, self._late = device, asks, method, late
         self.rng = np.random.default_rng(3)
+        torch.manual_seed(3)
         self.log, self.faults = Log(), {}
         self.drafts: list[list[int]] = [[] for _ in range(ROWS)]
         self.model = Target()

@@ -20,6 +20,7 @@ from engine_adapter.seam.types import (
     Switch,
 )
 from engine_adapter.vllm_engine.patches.prompt_logprobs import pieces_of
+from tests.engine_adapter.vllm_engine.support.processes import fork_engines
 
 TIE = 1e-4
 """Greedy outputs may differ only where the two best logits are closer than this."""
@@ -182,6 +183,7 @@ def start_stock(model: str, **arguments: Any) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     # The runner that vLLM chooses on a CPU; the engine of the test's process asks for V2.
+    fork_engines()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
         return AsyncLLM.from_engine_args(
