@@ -84,6 +84,7 @@ def test_all_routes_are_checked() -> None:
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/responses",
+        "/v1/responses/compact",
         "/v1/responses/x",
         "/v1/responses/x/cancel",
         "/v1/responses/x/input_items",

@@ -11,7 +11,13 @@ from server.errors import ApiError, send_error
 from server.http.auth import key_name
 
 GENERATING_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/responses/compact",
+    }
 )
 """The paths whose POSTs have the engine generate."""
 

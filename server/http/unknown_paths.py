@@ -40,7 +40,6 @@ _MISSING: Mapping[str, str] = {
     "uploads|vector_stores|containers": f"{_TEXT}; POST /v1/files stores whole files for batches",
     "assistants|threads|evals": f"{_TEXT} and keeps no assistants or threads",
     "fine_tuning|fine-tunes": f"{_TEXT} and trains no models",
-    "responses/compact": f"{_TEXT} and compacts no conversations",
     "messages/batches": f"{_TEXT} and keeps no batches",
     "complete": f"{_TEXT} for messages, not for Anthropic's older prompts",
     "api": "this server speaks OpenAI's API, not Ollama's",

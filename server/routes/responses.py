@@ -23,6 +23,7 @@ from server.openai.respond import GenerationResponse
 from server.openai.responses import prepare, retrieval
 from server.openai.responses.background import start_in_background
 from server.openai.responses.builder import ResponsesBuilder
+from server.openai.responses.compaction import CompactionBuilder, prepare_compaction
 from server.openai.responses.response_object import keep
 from server.schema import response_answers as schema
 from server.schema.generation_body import MAX_INT
@@ -30,6 +31,7 @@ from server.schema.response_events import ResponseEvent
 from server.schema.responses import (
     MAX_PAGE,
     PAGE,
+    CompactRequest,
     CountInputRequest,
     Includable,
     ResponsesRequest,
@@ -40,7 +42,7 @@ from server.state import ReadyRuntime, Runtime, StartedRuntime
 class _StoredId(StringConvertor):
     """The id of a response: no other route below `/v1/responses` has this path."""
 
-    regex = "(?!input_tokens$)[^/]+"
+    regex = "(?!(input_tokens|compact)$)[^/]+"
 
 
 register_url_convertor("stored", _StoredId())
@@ -97,6 +99,24 @@ async def count_input_tokens(
     count, checked = await prepare.count_input_tokens(runtime, body, _owner(request))
     content = {"object": "response.input_tokens", "input_tokens": count}
     return JSONResponse(content, headers=checked.headers())
+
+
+@router.post(
+    "/v1/responses/compact",
+    response_model=None,
+    responses=answers(
+        schema.CompactedResponse,
+        headers=GENERATION_HEADERS,
+        errors={404: "model_not_found", **LIMIT_ERRORS},
+    ),
+)
+async def compact_conversation(
+    request: Request, body: CompactRequest, runtime: ReadyRuntime
+) -> Response:
+    """The conversation as its user's messages and a summary, to be sent as a later input."""
+    prepared, messages = await prepare_compaction(runtime, body, _owner(request))
+    builder = partial(CompactionBuilder, messages, prepared)
+    return GenerationResponse(runtime, prepared.request, builder)
 
 
 @router.get(

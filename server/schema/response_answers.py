@@ -134,6 +134,14 @@ class CustomCallOutput(BaseModel):
     output: str | list[InputTextPart | InputImagePart]
 
 
+class Compaction(BaseModel):
+    """The summary of a conversation."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str = Field(description="to be sent back as it is")
+
+
 OutputItem = Annotated[
     OutputMessage | ReasoningOutput | FunctionCall | CustomCall, Field(discriminator="type")
 ]
@@ -143,7 +151,8 @@ ListedItem = Annotated[
     | FunctionCall
     | FunctionCallOutput
     | CustomCall
-    | CustomCallOutput,
+    | CustomCallOutput
+    | Compaction,
     Field(discriminator="type"),
 ]
 
@@ -245,6 +254,19 @@ class ResponseObject(BaseModel):
     prompt_cache_key: str | None
     usage: ResponseUsage | None
     metrics: AnswerMetrics = absent("of a response that has ended")
+
+
+class CompactedResponse(BaseModel):
+    """`POST /v1/responses/compact`."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int = Field(description="Unix time in seconds")
+    output: list[Annotated[ListedMessage | Compaction, Field(discriminator="type")]] = Field(
+        description="the user's messages, then one compaction"
+    )
+    usage: ResponseUsage
+    metrics: AnswerMetrics
 
 
 class InputTokenCount(BaseModel):

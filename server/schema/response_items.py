@@ -1,4 +1,4 @@
-"""The items of a response's input: messages, function calls with their outputs, and reasoning."""
+"""The items of a response's input: messages, calls with their outputs, reasoning, summaries."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ ITEM_TYPES = (
     "custom_tool_call",
     "custom_tool_call_output",
     "reasoning",
+    "compaction",
 )
 """The kinds of items that a request may have; an item without a type is a message."""
 
@@ -205,6 +206,14 @@ class ReasoningItem(_Part):
     status: Status | None = None
 
 
+class CompactionItem(_Part):
+    """A summary that `/v1/responses/compact` of this server made."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: ItemId | None = None
+
+
 InputItem = Annotated[
     Annotated[
         MessageItem
@@ -212,7 +221,8 @@ InputItem = Annotated[
         | FunctionCallOutputItem
         | CustomCallItem
         | CustomCallOutputItem
-        | ReasoningItem,
+        | ReasoningItem
+        | CompactionItem,
         Field(discriminator="type"),
     ],
     known_type("item", ITEM_TYPES, "message"),

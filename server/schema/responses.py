@@ -273,10 +273,10 @@ class CountInputRequest(Body, ResponsePrompt):
     input: Input | None = None
 
 
-class ResponsesRequest(GenerationBody, ResponsePrompt):
-    """A response. It also takes the sampling fields of a chat, under the same names."""
+class AnyResponse(GenerationBody, ResponsePrompt):
+    """What a response and a compaction take, with the sampling fields of a chat."""
 
-    input: Input
+    input: Input | None = None
     store: bool | None = None
     background: bool | None = None
     metadata: Metadata | None = None
@@ -330,3 +330,22 @@ class ResponsesRequest(GenerationBody, ResponsePrompt):
         if self.continuous_usage:
             param = "stream_options.continuous_usage_stats"
             raise InvalidField(param, f"{param} is not supported.", "unsupported_parameter")
+
+
+class ResponsesRequest(AnyResponse):
+    """A response."""
+
+    input: Input
+
+
+class CompactRequest(AnyResponse):
+    """A conversation is shortened: `text` and the tools have no effect on its summary."""
+
+    stream: Annotated[None, refused(False)] = None
+    store: Annotated[None, refused(False)] = None
+    background: Annotated[None, refused(False)] = None
+    conversation: Annotated[None, refused(instead="send input or previous_response_id")] = None
+    include: Annotated[None, refused([])] = None
+    top_logprobs: Annotated[None, refused(0)] = None
+    max_tool_calls: Annotated[None, refused()] = None
+    metadata: Annotated[None, refused({})] = None

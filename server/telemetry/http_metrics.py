@@ -22,7 +22,10 @@ from server.telemetry.metric_maker import MetricMaker
 PROBES = frozenset({"/health", "/ping", "/ready", "/metrics"})
 """Routes that are polled every few seconds; they are logged at level debug."""
 
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+GENERATING = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages"),
+    *("/v1/responses", "/v1/responses/compact"),
+)
 """Routes whose server errors are counted from 0: Prometheus' `increase` misses the first value of
 a series, so an alert would miss the first error."""
 

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.errors import InvalidField
-from server.openai.responses.input_items import Item
+from server.openai.responses.input_items import Item, summary_of
 
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 """The types of the items of calls, and of what they return."""
+
+SUMMARIZED = "A summary of the conversation so far:"
+"""The line before a summary, in the message that has its place."""
 
 Message = dict[str, Any]
 """A message of a chat, as JSON has it."""
@@ -124,6 +127,9 @@ def _is_answer(item: Item) -> bool:
 def _message(item: Item) -> Message:
     if item["type"] == "message":
         return {"role": item["role"], "content": [_chat_part(part) for part in item["content"]]}
+    if item["type"] == "compaction":
+        summary = summary_of(item["encrypted_content"])
+        return {"role": "user", "content": f"{SUMMARIZED}\n\n{summary}"}
     output = item["output"]
     content = output if isinstance(output, str) else [_chat_part(part) for part in output]
     return {"role": "tool", "tool_call_id": item["call_id"], "content": content}

@@ -1,11 +1,13 @@
 """A request's input as items in OpenAI's format, with the ids under which they can be listed."""
 
 import uuid
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidField
 from server.schema.response_items import (
+    CompactionItem,
     CustomCallItem,
     CustomCallOutputItem,
     FunctionCallItem,
@@ -19,6 +21,15 @@ from server.schema.response_items import (
     ReasoningItem,
 )
 
+_WithStatus = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | CustomCallItem
+    | CustomCallOutputItem
+    | ReasoningItem
+)
+
 Item = dict[str, Any]
 """An item as JSON has it, of a request's input or of a response's output."""
 
@@ -26,6 +37,20 @@ Item = dict[str, Any]
 def new_id(prefix: str) -> str:
     """A new id of an item."""
     return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def compaction_item(summary: str) -> Item:
+    """The item that has the place of a summarized conversation."""
+    content = b64encode(summary.encode()).decode()
+    return {"type": "compaction", "id": new_id("cmp"), "encrypted_content": content}
+
+
+def summary_of(encrypted_content: str) -> str:
+    """The summary in the content of a compaction. Raises `ValueError` if it is none of ours."""
+    summary = b64decode(encrypted_content, validate=True).decode()
+    if not summary:
+        raise ValueError("an empty summary")
+    return summary
 
 
 def input_items(items: str | Sequence[InputItem], param: str = "input") -> list[Item]:
@@ -53,6 +78,8 @@ def _item(item: InputItem, param: str) -> Item:
             return _head(item, "cto") | _output(item)
         case ReasoningItem():
             return _reasoning(item, param)
+        case CompactionItem():
+            return _compaction(item, param)
 
 
 def _call(item: FunctionCallItem | CustomCallItem) -> Item:
@@ -67,8 +94,20 @@ def _output(item: FunctionCallOutputItem | CustomCallOutputItem) -> Item:
     return {"call_id": item.call_id, "output": output}
 
 
-def _head(item: InputItem, prefix: str) -> Item:
-    """The fields that every item has."""
+def _compaction(item: CompactionItem, param: str) -> Item:
+    """The item, if it was made here: see `compaction`."""
+    name = f"{param}.encrypted_content"
+    try:
+        summary_of(item.encrypted_content)
+    except ValueError:
+        message = f"{name} was not made by this server's /v1/responses/compact; leave the item out."
+        raise InvalidField(name, message) from None
+    fields = {"id": item.id or new_id("cmp"), "encrypted_content": item.encrypted_content}
+    return {"type": item.type, **fields}
+
+
+def _head(item: _WithStatus, prefix: str) -> Item:
+    """The fields that these items have."""
     status = item.status or "completed"
     return {"type": item.type, "id": item.id or new_id(prefix), "status": status}
 

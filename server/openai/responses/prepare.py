@@ -26,7 +26,7 @@ from server.openai.responses.response_input import (
 from server.openai.responses.store import BrokenChain, ResponseStore, retention
 from server.openai.responses.stored_conversations import check_new_items, find
 from server.schema.base import Strict, without_effect
-from server.schema.responses import CountInputRequest, Reasoning, ResponsePrompt, ResponsesRequest
+from server.schema.responses import AnyResponse, CountInputRequest, Reasoning, ResponsePrompt
 from server.state import Runtime
 
 TOO_LONG = "context_length_exceeded"
@@ -62,18 +62,27 @@ class PreparedResponse:
 
 
 async def prepare_response(
-    runtime: Runtime, body: ResponsesRequest, owner: str
+    runtime: Runtime,
+    body: AnyResponse,
+    owner: str,
+    closing: Sequence[Source] = (),
+    ignored: Sequence[str] = (),
 ) -> PreparedResponse:
-    """Checks and renders a response. Raises `ApiError`, in the terms of the response's fields."""
+    """Checks and renders a response. Raises `ApiError`, in the terms of the response's fields.
+
+    Args:
+        closing: what the model reads after the conversation.
+        ignored: fields that were left out of the body.
+    """
     check_not_of_chats(body, "/v1/responses")
     stored = _is_stored(runtime.responses, body)
     history = earlier_items(runtime.responses, body, owner)
     items = _own_items(body, history)
     check_text(body)
-    own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
-    conversation = turns([*history, *own_items])
+    conversation = turns([*history, *_sources(items), *closing])
     tools = callable_tools(body)
     chat = response_input(body, tools)
+    chat = replace(chat, ignored=(*chat.ignored, *ignored))
     request = await _prepare_chat(runtime, body, chat, conversation)
     shape = request.shape
     assert isinstance(shape, ChatShape)
@@ -96,15 +105,21 @@ async def count_input_tokens(
 ) -> tuple[int, CheckedBody]:
     """The tokens of a response's input, and what is ignored of its body. Raises `ApiError`."""
     checked = check_body(runtime, body)
-    history = earlier_items(runtime.responses, body, owner)
-    items = _own_items(body, history)
-    own_items = [Source(item, f"input.{number}") for number, item in enumerate(items)]
-    prompt, ignored = counted_prompt(body, turns([*history, *own_items]))
+    conversation = turns(conversation_items(runtime.responses, body, owner))
+    prompt, ignored = counted_prompt(body, conversation)
     if ignored and runtime.settings.strict_fields:
         raise without_effect(ignored[0])
     max_chars = text_limit(runtime.renderer, runtime.info, is_bounded=False)
     token_ids, _ = await render_prompt(runtime, prompt, max_chars)
     return len(token_ids), replace(checked, ignored=(*checked.ignored, *ignored))
+
+
+def conversation_items(
+    store: ResponseStore, body: AnyResponse | CountInputRequest, owner: str
+) -> list[Source]:
+    """The items that the request continues, then its own. Raises `InvalidField` and `NotFound`."""
+    history = earlier_items(store, body, owner)
+    return [*history, *_sources(_own_items(body, history))]
 
 
 def earlier_items(store: ResponseStore, body: ResponsePrompt, owner: str) -> list[Source]:
@@ -146,7 +161,11 @@ def earlier_items(store: ResponseStore, body: ResponsePrompt, owner: str) -> lis
     ]
 
 
-def _own_items(body: ResponsesRequest | CountInputRequest, history: Sequence[Source]) -> list[Item]:
+def _sources(items: Sequence[Item]) -> list[Source]:
+    return [Source(item, f"input.{number}") for number, item in enumerate(items)]
+
+
+def _own_items(body: AnyResponse | CountInputRequest, history: Sequence[Source]) -> list[Item]:
     """The items of the request's own input. Raises `InvalidField`."""
     items = [] if body.input is None else input_items(body.input)
     if body.conversation is not None:
@@ -154,7 +173,7 @@ def _own_items(body: ResponsesRequest | CountInputRequest, history: Sequence[Sou
     return items
 
 
-def _is_stored(store: ResponseStore, body: ResponsesRequest) -> bool:
+def _is_stored(store: ResponseStore, body: AnyResponse) -> bool:
     if body.store and not store.is_enabled:
         raise InvalidField("store", f"store: {retention(store)}", "unsupported_parameter")
     if body.background and not store.is_enabled:
@@ -167,7 +186,7 @@ def _is_stored(store: ResponseStore, body: ResponsesRequest) -> bool:
 
 
 async def _prepare_chat(
-    runtime: Runtime, body: ResponsesRequest, chat: ChatInput, conversation: Sequence[Turn]
+    runtime: Runtime, body: AnyResponse, chat: ChatInput, conversation: Sequence[Turn]
 ) -> PreparedRequest:
     """The prepared chat; with `truncation`, without the oldest messages that do not fit."""
 
@@ -197,9 +216,7 @@ async def _prepare_chat(
     return fitting
 
 
-def request_fields(
-    body: ResponsesRequest, sampling: SamplingOptions, *, stored: bool
-) -> dict[str, Any]:
+def request_fields(body: AnyResponse, sampling: SamplingOptions, *, stored: bool) -> dict[str, Any]:
     """The request's fields, with their defaults where they are not set."""
     reasoning = body.reasoning or Reasoning()
     choice = body.tool_choice or "auto"
@@ -230,7 +247,7 @@ def request_fields(
     }
 
 
-def _text(body: ResponsesRequest) -> dict[str, Any]:
+def _text(body: AnyResponse) -> dict[str, Any]:
     text = body.text
     text_format = {"type": "text"}
     if text is not None and text.format is not None:

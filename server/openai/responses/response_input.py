@@ -20,10 +20,10 @@ from server.schema.json_values import surrogate_path
 from server.schema.messages import checked_messages
 from server.schema.responses import (
     AllowedTools,
+    AnyResponse,
     ChosenFunction,
     CountInputRequest,
     ResponsePrompt,
-    ResponsesRequest,
 )
 from server.schema.tools import NamedFunction, NamedTool, ToolChoice
 from server.text import is_unicode
@@ -31,7 +31,7 @@ from server.text import is_unicode
 NAMES = FieldNames(
     messages="input",
     chosen_function="tool_choice.name",
-    format=ResponsesRequest.format_field,
+    format=AnyResponse.format_field,
     effort="reasoning.effort",
     logprobs="include",
     image="content.{part}.image_url",
@@ -52,7 +52,7 @@ _REPEATED = {
 }
 
 
-def response_input(body: ResponsesRequest, callables: CallableTools) -> ChatInput:
+def response_input(body: AnyResponse, callables: CallableTools) -> ChatInput:
     """The input of a response, without its messages. Raises `InvalidField`."""
     tools = _tools(body, callables)
     return ChatInput(
@@ -100,7 +100,7 @@ def with_messages(
     return replace(prompt, messages=checked, message_names=names)
 
 
-def check_text(body: ResponsesRequest) -> None:
+def check_text(body: AnyResponse) -> None:
     """Raises `InvalidField` for what the response or the store could not repeat."""
     repeated = body.model_dump(include=_REPEATED)
     try:
@@ -143,7 +143,7 @@ def _ignored_wishes(body: ResponsePrompt) -> Iterator[str]:
         yield "reasoning.summary"
 
 
-def _num_top_logprobs(body: ResponsesRequest) -> int | None:
+def _num_top_logprobs(body: AnyResponse) -> int | None:
     if body.top_logprobs and not body.has_logprobs:
         message = "top_logprobs requires include to have message.output_text.logprobs."
         raise InvalidField("top_logprobs", message)

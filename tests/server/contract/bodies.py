@@ -87,6 +87,7 @@ SUCCESS: dict[str, list[Any]] = {
     "list_conversation_items": [None],
     "retrieve_conversation_item": [None],
     "delete_conversation_item": [None],
+    "compact_conversation": [{"input": "Say hello.", "max_output_tokens": 4}],
     "count_input_tokens": [{"input": "Say hello.", "instructions": "Be brief."}],
     "list_input_items": [None],
     "list_models": [None],

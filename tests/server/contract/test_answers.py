@@ -49,6 +49,7 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("list_input_items", 404): None,
     ("retrieve_model", 404): None,
     ("tokenize", 404): {"prompt": "x"} | NO_MODEL,
+    ("compact_conversation", 404): RESPONSE | NO_MODEL,
     ("count_input_tokens", 404): RESPONSE | NO_MODEL,
     ("retrieve_conversation", 404): None,
     ("update_conversation", 404): {"metadata": {}},
@@ -76,7 +77,10 @@ ERRORS: dict[tuple[str, int], Any] = {
 GENERIC = (400, 401, 403, 408, 413, 500, 503)
 """Statuses that follow from a route's kind; the tests below find them by themselves."""
 
-GENERATING = ("create_chat_completion", "create_completion", "create_response", "create_message")
+GENERATING = (
+    *("create_chat_completion", "create_completion", "create_message"),
+    *("create_response", "compact_conversation"),
+)
 
 ELSEWHERE = {
     *((name, status) for name in GENERATING for status in (429, 504)),

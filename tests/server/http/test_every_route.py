@@ -37,7 +37,7 @@ OPENED_BY = {
         (
             *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
             *("/v1/responses/{response_id:stored}", "/v1/responses/{response_id}/cancel"),
-            *("/v1/responses/input_tokens", "/v1/conversations"),
+            *("/v1/responses/input_tokens", "/v1/responses/compact", "/v1/conversations"),
             *("/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"),
             "/v1/conversations/{conversation_id}/items/{item_id}",
             *("/v1/responses/{response_id}/input_items", "/v1/models"),

@@ -65,8 +65,6 @@ async def test_a_wrong_prefix_is_corrected(
         ("/v1/threads/thread_1/runs", "keeps no assistants"),
         ("/v1/fine_tuning/jobs", "trains no models"),
         ("/v1/realtime", "no live sessions"),
-        ("/v1/responses/compact", "compacts no conversations"),
-        ("/responses/compact", "compacts no conversations"),
         ("/api/chat", "not Ollama's"),
         ("/generate", "OpenAI's API"),
         ("/embeddings", "makes no embeddings"),

@@ -175,6 +175,15 @@ def test_the_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
     assert counted.input_tokens == usage.input_tokens
 
 
+def test_a_conversation_is_compacted(client: openai.OpenAI) -> None:
+    first = client.responses.create(**SHORT)
+    compacted = client.responses.compact(model=MODEL, previous_response_id=first.id)
+    assert compacted.output[-1].type == "compaction"
+    items: Any = [item.to_dict() for item in compacted.output]
+    again = client.responses.create(**SHORT | {"input": [*items, {"role": "user", "content": "a"}]})
+    assert again.output_text
+
+
 def test_a_conversation_is_continued_and_its_items_listed(client: openai.OpenAI) -> None:
     conversation = client.conversations.create(
         items=[{"type": "message", "role": "user", "content": "One."}], metadata={"topic": "a"}
