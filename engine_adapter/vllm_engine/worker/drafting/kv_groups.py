@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import (
+    BlockSlice,
     DraftKVLedger,
     Lengths,
-    RowBlocks,
 )
 
 
@@ -30,13 +30,13 @@ class GroupBlocks:
     """
 
     rows: npt.NDArray[np.intp]
-    by_group: Mapping[int, RowBlocks]
+    by_group: Mapping[int, BlockSlice]
 
-    def __getitem__(self, gid: int) -> RowBlocks:
+    def __getitem__(self, gid: int) -> BlockSlice:
         return self.by_group[gid]
 
     def select(self, index: npt.NDArray[np.intp]) -> "GroupBlocks":
-        """Those of the rows at `index`, [N]."""
+        """Those of the rows at `index`, [N], ascending."""
         if len(index) == len(self.rows):
             return self
         by_group = {gid: blocks.select(index) for gid, blocks in self.by_group.items()}
@@ -109,7 +109,7 @@ class DraftKVGroups(Generic[Ledger]):
             kernel_ids = table.get_numpy_array()
             place = np.minimum(begin[:, None] + np.arange(width), kernel_ids.shape[1] // ratio - 1)
             ids = kernel_ids[rows[:, None], place * ratio]
-            by_group[gid] = RowBlocks(ids if ratio == 1 else ids // ratio, begin)
+            by_group[gid] = BlockSlice(ids if ratio == 1 else ids // ratio, begin)
         return GroupBlocks(rows, by_group)
 
     def first_missing(self, blocks: GroupBlocks, lengths: Lengths) -> Lengths:

@@ -26,7 +26,7 @@ _NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class RowBlocks:
+class BlockSlice:
     """Blocks of R rows, of each from one place of its block table on.
 
     Attributes:
@@ -37,9 +37,9 @@ class RowBlocks:
     ids: Blocks
     first: Lengths
 
-    def select(self, rows: npt.NDArray[np.intp]) -> "RowBlocks":
+    def select(self, rows: npt.NDArray[np.intp]) -> "BlockSlice":
         """Those of some rows, int [N]."""
-        return RowBlocks(self.ids[rows], self.first[rows])
+        return BlockSlice(self.ids[rows], self.first[rows])
 
     def begins(self, block_size: int) -> Lengths:
         """The first position of each block: int64 [R, W]."""
@@ -67,7 +67,7 @@ class DraftKVLedger:
         source, destination = np.asarray(pairs, np.intp).T
         self._valid[destination] = self._valid[source]
 
-    def first_missing(self, blocks: RowBlocks, lengths: Lengths) -> Lengths:
+    def first_missing(self, blocks: BlockSlice, lengths: Lengths) -> Lengths:
         """The first position of each row whose draft KV is missing.
 
         Args:
@@ -86,7 +86,7 @@ class DraftKVLedger:
         missing = begins[rows, block] + valid[rows, block]
         return np.where(is_short[rows, block], missing, lengths)
 
-    def mark_valid(self, blocks: RowBlocks, lengths: Lengths) -> None:
+    def mark_valid(self, blocks: BlockSlice, lengths: Lengths) -> None:
         """Marks each row's positions up to `lengths` in these blocks: all of them hold KV now.
 
         Shapes are those of `first_missing`. Slots of these blocks after them become invalid.
@@ -146,7 +146,7 @@ class HeadKVLedger(DraftKVLedger):
         self._next_token[destination] = self._next_token[source]
 
     def block_ends(
-        self, blocks: RowBlocks, lengths: Lengths, tokens: Tokens, rows: Blocks
+        self, blocks: BlockSlice, lengths: Lengths, tokens: Tokens, rows: Blocks
     ) -> BlockEnds:
         """The ends of those blocks that the rows fill.
 

@@ -15,7 +15,7 @@ from engine_adapter.vllm_engine.worker.drafting.kv_groups import (
     GroupBlocks,
     keeping_every_position,
 )
-from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger, RowBlocks
+from engine_adapter.vllm_engine.worker.drafting.kv_ledger import BlockSlice, DraftKVLedger
 from tests.engine_adapter.vllm_engine.support.overlooking import overlook_a_block, overlook_nothing
 
 
@@ -25,7 +25,7 @@ def lengths(*numbers: int) -> Any:
 
 def blocks_of(row: int, by_group: dict[int, list[int]]) -> GroupBlocks:
     """All blocks of one row of the engine's batch."""
-    by_id = {gid: RowBlocks(np.array([ids]), lengths(0)) for gid, ids in by_group.items()}
+    by_id = {gid: BlockSlice(np.array([ids]), lengths(0)) for gid, ids in by_group.items()}
     return GroupBlocks(np.array([row]), by_id)
 
 

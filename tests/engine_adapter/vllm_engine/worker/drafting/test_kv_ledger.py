@@ -5,9 +5,9 @@ import pytest
 
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import (
     BlockEnds,
+    BlockSlice,
     DraftKVLedger,
     HeadKVLedger,
-    RowBlocks,
 )
 
 SIZE = 4
@@ -39,12 +39,12 @@ class PositionModel:
             self.valid[blocks[position // SIZE]].add(position % SIZE)
 
 
-def table(rows: list[list[int]], width: int, junk: int = 0) -> RowBlocks:
+def table(rows: list[list[int]], width: int, junk: int = 0) -> BlockSlice:
     """All blocks of some rows: of one width, with any id after a row's."""
     padded = np.full((len(rows), width), junk, np.int32)
     for i, blocks in enumerate(rows):
         padded[i, : len(blocks)] = blocks
-    return RowBlocks(padded, np.zeros(len(rows), np.int64))
+    return BlockSlice(padded, np.zeros(len(rows), np.int64))
 
 
 def lengths(*values: int) -> np.ndarray:
@@ -112,7 +112,7 @@ class RandomWalk:
             self.free.append(last)
         self.rows[row] = ([*blocks[:-1], moved], length)
 
-    def compare(self, rows: list[int]) -> tuple[RowBlocks, np.ndarray, np.ndarray]:
+    def compare(self, rows: list[int]) -> tuple[BlockSlice, np.ndarray, np.ndarray]:
         """Checks the first missing positions; returns table, first missing positions and ends."""
         blocks = table([self.rows[row][0] for row in rows], 40, int(self.rng.integers(0, 40)))
         ends = lengths(*(self.rows[row][1] for row in rows))
@@ -209,7 +209,7 @@ def test_the_width_and_padding_of_the_table_do_not_matter() -> None:
 def test_blocks_may_begin_in_the_middle_of_a_row() -> None:
     ledger = DraftKVLedger(8, SIZE)
     ledger.mark_valid(table([[1, 2, 3], [4, 5, 6]], 3), lengths(6, 12))
-    later = RowBlocks(np.array([[2, 3], [6, 0]]), lengths(1, 2))
+    later = BlockSlice(np.array([[2, 3], [6, 0]]), lengths(1, 2))
     assert ledger.first_missing(later, lengths(12, 12)).tolist() == [6, 12]
     ledger.mark_valid(later, lengths(9, 12))
     assert ledger.first_missing(table([[1, 2, 3]], 3), lengths(12)).tolist() == [9]
