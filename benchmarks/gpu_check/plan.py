@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,8 @@ def _invariant_stage(plan: CheckPlan, graphs: Mapping[str, Any]) -> Stage:
         INVARIANT_READING,
         graphs,
         environment={"VLLM_BATCH_INVARIANT": "1"},
-        changes={"tie": None, "stock_texts": ""},
+        tie=None,
+        stock_texts="",
     )
 
 
@@ -217,18 +218,16 @@ def _engine_stage(
 ) -> Stage:
     result = plan.out / f"{name}.json"
     environment = {**LOGGED, **more.pop("environment", {})}
-    changes: Mapping[str, Any] = more.pop("changes", {})
     task = EngineTask(
         target=plan.target,
         proposers=plan.proposers,
         arguments={**ARGUMENTS, "dtype": plan.dtype, **_memory(plan), **arguments},
         prompts=plan.prompts,
         max_tokens=plan.max_tokens,
-        tie=TIES[plan.dtype],
-        stock_texts=str(plan.out / STOCK_TEXTS),
+        tie=more.pop("tie", TIES[plan.dtype]),
+        stock_texts=more.pop("stock_texts", str(plan.out / STOCK_TEXTS)),
         result=str(result),
     )
-    task = replace(task, **changes)
     command = [sys.executable, "-P", "-m", f"benchmarks.gpu_check.{module}", task.to_json()]
     return Stage(name, purpose, command, result, plan.limit_s, environment, reading=reading, **more)
 

@@ -30,8 +30,8 @@ def step_ms(rows: int, length: int) -> float:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, VOCABULARY, (rows, length + STEPS + 1)).astype(np.int32)
     spent = []
-    for known in np.arange(length, length + STEPS):
-        before, after = np.full(rows, known), np.full(rows, known + 1)
+    for num_tokens in np.arange(length, length + STEPS):
+        before, after = np.full(rows, num_tokens), np.full(rows, num_tokens + 1)
         began = time.perf_counter()
         early = groups.blocks(tables, index, before)
         groups.first_missing(early, before)

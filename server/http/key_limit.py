@@ -9,19 +9,9 @@ from server.control.admission.key_limits import KeyLimits, KeyTurns
 from server.control.admission.limit_errors import TooManyRequests
 from server.errors import ApiError, send_error
 from server.http.auth import key_name
+from server.telemetry.http_metrics import GENERATING
 
-GENERATING_PATHS = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/messages",
-        "/v1/responses",
-        "/v1/responses/compact",
-    }
-)
-"""The paths whose POSTs have the engine generate."""
-
-COUNTED_PATHS = GENERATING_PATHS | {
+COUNTED_PATHS = frozenset(GENERATING) | {
     "/tokenize",
     "/detokenize",
     "/v1/messages/count_tokens",
@@ -64,7 +54,7 @@ class KeyLimit:
                 except TooManyRequests as limited:
                     await send_error(limited, scope, receive, send)
                     return
-                refusal = self._refusal(key) if path in GENERATING_PATHS else None
+                refusal = self._refusal(key) if path in GENERATING else None
                 if refusal is not None:
                     await send_error(refusal, scope, receive, send)
                     return

@@ -214,17 +214,17 @@ class CompactionItem(_Part):
     id: ItemId | None = None
 
 
+ItemWithStatus = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | CustomCallItem
+    | CustomCallOutputItem
+    | ReasoningItem
+)
+
 InputItem = Annotated[
-    Annotated[
-        MessageItem
-        | FunctionCallItem
-        | FunctionCallOutputItem
-        | CustomCallItem
-        | CustomCallOutputItem
-        | ReasoningItem
-        | CompactionItem,
-        Field(discriminator="type"),
-    ],
+    Annotated[ItemWithStatus | CompactionItem, Field(discriminator="type")],
     known_type("item", ITEM_TYPES, "message"),
 ]
 """An item of a request's input."""

@@ -26,8 +26,8 @@ GENERATING = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages"),
     *("/v1/responses", "/v1/responses/compact"),
 )
-"""Routes whose server errors are counted from 0: Prometheus' `increase` misses the first value of
-a series, so an alert would miss the first error."""
+"""Routes whose POSTs have the engine generate. Their server errors are counted from 0: Prometheus'
+`increase` misses the first value of a series, so an alert would miss the first error."""
 
 UNMATCHED = "unmatched"
 """The route of requests that match no route; a path as sent is never a label."""

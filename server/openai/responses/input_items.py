@@ -15,19 +15,11 @@ from server.schema.response_items import (
     InputImage,
     InputItem,
     InputText,
+    ItemWithStatus,
     MessageItem,
     MessagePart,
     OutputText,
     ReasoningItem,
-)
-
-_WithStatus = (
-    MessageItem
-    | FunctionCallItem
-    | FunctionCallOutputItem
-    | CustomCallItem
-    | CustomCallOutputItem
-    | ReasoningItem
 )
 
 Item = dict[str, Any]
@@ -106,7 +98,7 @@ def _compaction(item: CompactionItem, param: str) -> Item:
     return {"type": item.type, **fields}
 
 
-def _head(item: _WithStatus, prefix: str) -> Item:
+def _head(item: ItemWithStatus, prefix: str) -> Item:
     """The fields that these items have."""
     status = item.status or "completed"
     return {"type": item.type, "id": item.id or new_id(prefix), "status": status}

@@ -53,9 +53,9 @@ def test_all_engines_are_compared_with_the_same_stock_texts() -> None:
 
 
 def test_with_batch_invariant_kernels_no_text_may_differ() -> None:
-    made = planned(Device.CUDA)
-    invariant, graphs = task(made["invariant"]), task(made["graphs"])
-    assert made["invariant"].environment["VLLM_BATCH_INVARIANT"] == "1"
+    by_name = planned(Device.CUDA)
+    invariant, graphs = task(by_name["invariant"]), task(by_name["graphs"])
+    assert by_name["invariant"].environment["VLLM_BATCH_INVARIANT"] == "1"
     assert (invariant.tie, invariant.stock_texts) == (None, ""), "stock vLLM had other kernels"
     assert invariant.arguments == graphs.arguments
 

@@ -51,5 +51,23 @@ def test_only_the_tokens_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert waits
 
 
+def test_drafts_that_nothing_reads_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[torch.Tensor] = []
+
+    class Copy:
+        def __init__(self, tokens: torch.Tensor) -> None:
+            copied.append(tokens)
+
+        def arrays(self) -> list[Any]:
+            return [copied[0].numpy()]
+
+    monkeypatch.setattr(draft_table, "HostCopy", Copy)
+    row = DraftTable(torch.tensor([[3, 4]]), is_read=False).rows()[0]
+    assert row[:2] is row
+    assert not copied
+    assert [row.numpy().tolist(), list(row)] == [[3, 4], [3, 4]]
+    assert len(copied) == 1
+
+
 def test_the_drafts_of_a_lookup_are_copied_to_the_device() -> None:
     assert torch.equal(on_device([4, 5], CPU), torch.tensor([4, 5]))

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from engine_adapter.seam.types import StructuredOutput
-from server.http.key_limit import GENERATING_PATHS
+from server.telemetry.http_metrics import GENERATING
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, eventually
 
@@ -296,7 +296,7 @@ async def test_a_request_whose_format_is_checked_gives_its_place(start: StartGat
     assert await people.served() == ["flood 1", "other 1"]
 
 
-@pytest.mark.parametrize("path", sorted(GENERATING_PATHS))
+@pytest.mark.parametrize("path", sorted(GENERATING))
 async def test_a_request_without_a_chance_is_refused_before_its_body_is_read(
     start: StartGateway, path: str
 ) -> None:

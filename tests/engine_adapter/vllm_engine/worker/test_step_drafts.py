@@ -160,6 +160,21 @@ def test_a_row_with_structured_output_has_all_its_places(
     assert late.drafts == {"a": [1, 2]}
 
 
+@pytest.mark.needs_vllm
+def test_the_scheduler_gets_the_drafts_of_rows_with_structured_output_alone(
+    late: LateStepDrafts, runner: Runner
+) -> None:
+    runner.drafts = {2: [1, 2], 0: [7]}
+    late.draft_after(verified())
+    late.begin_step(scheduled({"a": 4, "b": 4}))
+    assert late.drafts == {"a": [1, 2], "b": [7]}
+    assert late.take_draft_token_ids() is None
+    params = SimpleNamespace(structured_outputs={})
+    runner.requests["a"] = SimpleNamespace(sampling_params=params)
+    taken = late.take_draft_token_ids()
+    assert (taken.req_ids, taken.draft_token_ids) == (["a"], [[1, 2]])
+
+
 def test_a_row_that_waits_keeps_its_drafts_for_a_later_step(late: LateStepDrafts) -> None:
     late.draft_after(verified())
     late.begin_step(scheduled({"b": 1}))

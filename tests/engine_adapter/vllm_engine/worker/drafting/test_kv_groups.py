@@ -41,9 +41,9 @@ def table(block_size: int, ids: list[list[int]]) -> Any:
 @pytest.fixture
 def groups() -> DraftKVGroups[DraftKVLedger]:
     """The groups 0 and 2 of an engine, with 4 and 8 tokens per block."""
-    made = DraftKVGroups({0: 4, 2: 8}, 10, 3, DraftKVLedger)
-    made.mark_valid(ONE_ROW, lengths(14))
-    return made
+    new_groups = DraftKVGroups({0: 4, 2: 8}, 10, 3, DraftKVLedger)
+    new_groups.mark_valid(ONE_ROW, lengths(14))
+    return new_groups
 
 
 def test_a_position_is_valid_if_it_is_valid_in_every_group(
