@@ -70,7 +70,8 @@ NOT_SETTINGS = (
 benchmarks, and of the library `speculators`."""
 
 OF_THE_ENGINE = (
-    *("--async-scheduling", "--hf-overrides", "--allowed-media-domains", "--limit-mm-per-prompt"),
+    *("--async-scheduling", "--hf-overrides", "--reasoning-config"),
+    *("--allowed-media-domains", "--limit-mm-per-prompt"),
     *("--pipeline-parallel-size", "--decode-context-parallel-size"),
 )
 """Flags of vLLM's engine arguments that pages name, and that are no settings."""

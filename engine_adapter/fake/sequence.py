@@ -76,7 +76,22 @@ def _scripted(
         return None
     prompt = vocabulary.tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False)
     answers = (answer for part, answer in options.fake_answers.items() if _mentions(prompt, part))
-    return next(answers, None)
+    answer = next(answers, None)
+    budget = request.sampling.thinking_token_budget
+    return (
+        answer if answer is None or budget is None else _within_budget(answer, budget, vocabulary)
+    )
+
+
+def _within_budget(answer: str, budget: int, vocabulary: Vocabulary) -> str:
+    """The answer with only the first tokens of its reasoning."""
+    begin, opened, thinking = answer.partition("<think>")
+    reasoning, closed, text = thinking.partition("</think>")
+    token_ids = vocabulary.tokenizer.encode(reasoning, add_special_tokens=False).ids
+    if not opened or len(token_ids) <= budget:
+        return answer
+    kept_reasoning = vocabulary.tokenizer.decode(token_ids[:budget])
+    return f"{begin}{opened}{kept_reasoning}{closed or '</think>'}{text}"
 
 
 def _mentions(prompt: str, part: str) -> bool:

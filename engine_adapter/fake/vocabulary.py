@@ -88,6 +88,7 @@ def describe(
         proposers=(),
         tool_call_parser=_choice(config.tool_call_parser),
         reasoning_parser=_choice(config.reasoning_parser),
+        has_thinking_budget=config.reasoning_parser is not None,
         images=image_support(config, options),
     )
 

@@ -106,6 +106,7 @@ class SamplingOptions:
         seed: makes the sequence repeatable.
         logprobs, prompt_logprobs: alternatives per token; 0 returns only the token's own.
         stop: strings that end the text; the text ends before the matched string.
+        thinking_token_budget: after so many tokens of reasoning its end is forced; `None` does not.
         repetition_detection: ends a text that repeats itself; not before `min_tokens`.
         spaces_between_special_tokens: without `skip_special_tokens`, added tokens that follow
             each other are decoded as other tokens are, not as they are written.
@@ -123,6 +124,7 @@ class SamplingOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetection | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
@@ -331,6 +333,8 @@ class EngineInfo:
         max_speculative_tokens: the draft capacity: the upper limit of every k.
         tool_call_parser: finds the calls that the target makes by itself.
         reasoning_parser: tells the target's reasoning from its answer.
+        has_thinking_budget: the target's reasoning begins and ends with a token that the engine
+            knows, so `SamplingOptions.thinking_token_budget` can be set.
         images: what pictures the target takes; `None` if it takes none.
     """
 
@@ -346,4 +350,5 @@ class EngineInfo:
     proposers: tuple[ProposerInfo, ...]
     tool_call_parser: ParserChoice = NO_PARSER
     reasoning_parser: ParserChoice = NO_PARSER
+    has_thinking_budget: bool = False
     images: ImageSupport | None = None

@@ -37,8 +37,6 @@ _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "n
 def message_input(body: schema.MessagesRequest) -> ChatInput:
     """The input of a message. Raises `InvalidField`."""
     tools, ignored = _tools(body)
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
-        ignored.append("thinking.budget_tokens")
     return ChatInput(
         prompt=message_prompt(body, tools),
         tools=tools,
@@ -47,6 +45,7 @@ def message_input(body: schema.MessagesRequest) -> ChatInput:
         max_tokens_name="max_tokens",
         num_top_logprobs=None,
         effort=_effort(body),
+        thinking_token_budget=_thinking_token_budget(body.thinking),
         shows_reasoning=_shows_reasoning(body.thinking),
         ignored=tuple(ignored),
     )
@@ -60,6 +59,10 @@ def count_prompt(body: schema.CountTokensRequest) -> tuple[ChatPrompt, tuple[str
 
 def _shows_reasoning(thinking: schema.Thinking | None) -> bool:
     return thinking is None or (thinking.type != "disabled" and thinking.display != "omitted")
+
+
+def _thinking_token_budget(thinking: schema.Thinking | None) -> int | None:
+    return None if thinking is None or thinking.type == "disabled" else thinking.budget_tokens
 
 
 def message_prompt(

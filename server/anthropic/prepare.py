@@ -11,12 +11,17 @@ from server.schema.anthropic import CountTokensRequest, MessagesRequest, Thinkin
 from server.schema.base import without_effect
 from server.state import Runtime
 
+_BUDGET = "thinking.budget_tokens"
+
 
 async def prepare_message(runtime: Runtime, body: MessagesRequest) -> PreparedRequest:
     """Checks and renders a message. Raises `ApiError`."""
     check_not_of_chats(body, "/v1/messages")
     chat = message_input(body)
-    chat = replace(chat, ignored=(*chat.ignored, *_unmet_thinking(runtime, body.thinking)))
+    unmet = _unmet_thinking(runtime, body.thinking)
+    if _BUDGET in unmet:
+        chat = replace(chat, thinking_token_budget=None)
+    chat = replace(chat, ignored=(*chat.ignored, *unmet))
     return await prepare_input(runtime, body, chat, "msg_")
 
 
@@ -33,7 +38,13 @@ async def count_tokens(runtime: Runtime, body: CountTokensRequest) -> tuple[int,
 
 
 def _unmet_thinking(runtime: Runtime, thinking: Thinking | None) -> tuple[str, ...]:
-    """`thinking`, if it asks for reasoning by a variable that the chat template does not read."""
+    """`thinking`, if it asks for reasoning by a variable that the chat template does not read.
+
+    And its budget, if the engine does not limit reasoning: Anthropic's clients must send one.
+    """
     if thinking is None or thinking.type == "disabled":
         return ()
-    return () if runtime.renderer.mentions("enable_thinking") else ("thinking",)
+    unmet = () if runtime.renderer.mentions("enable_thinking") else ("thinking",)
+    if thinking.budget_tokens is None or runtime.info.has_thinking_budget:
+        return unmet
+    return (*unmet, _BUDGET)

@@ -60,6 +60,7 @@ async def prepare_input(
         chat.constraint,
         max_tokens=output_limit(runtime, len(prompt), chat.max_tokens, chat.max_tokens_name),
         logprobs=chat.num_top_logprobs,
+        thinking_token_budget=chat.thinking_token_budget,
         prompt_logprobs=body.prompt_logprobs,
     )
     prediction = await predicted_tokens(runtime.renderer, info, body.prediction)

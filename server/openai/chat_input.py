@@ -66,6 +66,7 @@ class ChatInput:
         max_tokens: the client's limit, in its field `max_tokens_name`.
         num_top_logprobs: alternatives per token; `None` without log probabilities.
         effort: of reasoning.
+        thinking_token_budget: the most tokens of reasoning; `None` or -1 without a limit.
         shows_reasoning: the message has it.
         tokens_as_ids: log probabilities name tokens by their ids.
         ignored: fields of the body that are ignored with notice, besides unknown ones.
@@ -78,6 +79,7 @@ class ChatInput:
     max_tokens_name: str
     num_top_logprobs: int | None
     effort: ReasoningEffort | None = None
+    thinking_token_budget: int | None = None
     shows_reasoning: bool = True
     tokens_as_ids: bool = False
     ignored: tuple[str, ...] = ()
@@ -101,6 +103,7 @@ def chat_input(body: ChatCompletionRequest) -> ChatInput:
         max_tokens_name=max_tokens_name,
         num_top_logprobs=_num_top_logprobs(body),
         effort=body.reasoning_effort,
+        thinking_token_budget=body.thinking_token_budget,
         shows_reasoning=body.include_reasoning is not False,
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )

@@ -159,6 +159,7 @@ def _options(
         constraint,
         max_tokens=min(limits),
         logprobs=body.logprobs,
+        thinking_token_budget=body.thinking_token_budget,
         prompt_logprobs=max((count for count in counts if count is not None), default=None),
     )
     return [replace(shared, max_tokens=limit) for limit in limits]

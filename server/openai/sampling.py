@@ -25,12 +25,13 @@ def sampling_options(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    thinking_token_budget: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingOptions:
     """The request's sampling; fields that are not set have OpenAI's default.
 
     Raises `InvalidField` for values outside the engine's limits, and for a constraint beside a
-    field that decides, too, where the text ends.
+    field that decides, too, where the text ends. Long because it lists every option.
     """
     _check_end(body, constraint)
     rest_of_context = info.max_model_len - prompt_tokens
@@ -50,6 +51,7 @@ def sampling_options(
         presence_penalty=_or(body.presence_penalty, _DEFAULTS.presence_penalty),
         frequency_penalty=_or(body.frequency_penalty, _DEFAULTS.frequency_penalty),
         repetition_penalty=_or(body.repetition_penalty, _DEFAULTS.repetition_penalty),
+        thinking_token_budget=_thinking_token_budget(info, thinking_token_budget, constraint),
         repetition_detection=_repetition_detection(body),
         logit_bias=bias,
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
@@ -84,6 +86,31 @@ def _check_end(body: GenerationBody, constraint: StructuredOutput | None) -> Non
     for name in ("ignore_eos", "min_tokens"):
         if getattr(body, name):
             raise InvalidField(name, f"{name} and {constraint.param} exclude each other.")
+
+
+def _thinking_token_budget(
+    info: EngineInfo, budget: int | None, constraint: StructuredOutput | None
+) -> int | None:
+    """The limit of the reasoning; -1 is none.
+
+    Raises `InvalidField` if the engine has none, or has no parser: then a constraint holds the
+    reasoning too, and excludes its end.
+    """
+    if budget is None or budget == -1:
+        return None
+    if constraint is not None and info.has_thinking_budget and info.reasoning_parser.name is None:
+        message = (
+            f"thinking_token_budget and {constraint.param} exclude each other on a server without "
+            "a reasoning parser."
+        )
+        raise InvalidField("thinking_token_budget", message)
+    if not info.has_thinking_budget:
+        message = (
+            "thinking_token_budget needs a model whose reasoning begins and ends with a token that "
+            "the server's reasoning parser knows."
+        )
+        raise InvalidField("thinking_token_budget", message, "unsupported_parameter")
+    return budget
 
 
 def _repetition_detection(body: GenerationBody) -> RepetitionDetection | None:

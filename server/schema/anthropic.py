@@ -239,7 +239,7 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether the model reasons first, and shows it; `budget_tokens` is ignored."""
+    """Whether the model reasons first and shows it, and after how many tokens it must answer."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_INT)
@@ -293,6 +293,7 @@ class MessagesRequest(GenerationBody, PromptBody):
     n: Annotated[None, refused(1)] = None
     response_format: Annotated[None, refused(instead="use output_config.format")] = None
     prompt_logprobs: Annotated[None, refused(instead="send a chat")] = None
+    thinking_token_budget: Annotated[None, refused(-1, instead="use thinking.budget_tokens")] = None
     repetition_detection: Annotated[None, refused(instead="send a chat")] = None
     return_token_ids: Annotated[None, refused(False, instead="send a chat")] = None
     stream_options: Annotated[None, refused()] = None

@@ -102,7 +102,6 @@ INSTEAD: Mapping[str, str] = {
     "reasoning": "send reasoning_effort",
     "use_beam_search": "send n: beam search cannot be drafted for",
     "length_penalty": "beam search is not served",
-    "thinking_token_budget": "send reasoning_effort or max_tokens",
     "kv_transfer_params": "this engine has no KV connector",
     "ec_transfer_params": "this engine has no KV connector",
     "vllm_xargs": "this engine runs no logits processors that read it",

@@ -226,6 +226,7 @@ class GenerationBody(Body, ForeignConstraints):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
+    thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_INT)
     repetition_detection: Repetition | None = None
     logit_bias: LogitBias = None
     allowed_token_ids: AllowedTokens | None = None

@@ -294,6 +294,7 @@ class AnyResponse(GenerationBody, ResponsePrompt):
     # Known in order to be refused.
     n: Annotated[None, refused(1)] = None
     prompt_logprobs: Annotated[None, refused(instead="send a chat")] = None
+    thinking_token_budget: Annotated[None, refused(-1, instead="send a chat")] = None
     repetition_detection: Annotated[None, refused(instead="send a chat")] = None
     return_token_ids: Annotated[None, refused(False, instead="send a chat")] = None
     response_format: Annotated[None, refused(instead="use text.format")] = None

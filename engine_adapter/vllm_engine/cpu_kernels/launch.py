@@ -13,8 +13,11 @@ GPU_ONLY = (
     "num_warps",
     "stride",
     "PO2",
+    "START_LEN",
+    "END_LEN",
 )
-"""Ends of the names of parameters that only tell a GPU how to divide or address the work."""
+"""Ends of the names of parameters that only tell a GPU how to divide or address the work, and of
+lengths that the tensors have themselves."""
 
 TwinKernel = Callable[..., None]
 

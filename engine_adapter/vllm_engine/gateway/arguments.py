@@ -104,6 +104,8 @@ def engine_args(config: EngineConfig, capacity: int, progress_pipe: str | None) 
     if arguments.get("enable_lora"):
         arguments["max_cpu_loras"] = lora_registry.max_loaded(arguments)
     arguments["structured_outputs_config"] = structured_outputs_config(config)
+    if (marks := reasoning_config(config)) is not None:
+        arguments["reasoning_config"] = marks
     if is_async := model_runner.is_async(config.arguments):
         patch_async_scheduling()
     scheduler = "SpecgateAsyncScheduler" if is_async else "SpecgateScheduler"
@@ -182,6 +184,7 @@ def engine_config(args: Any) -> Any:
     """
     caching = args.enable_prefix_caching
     config = args.create_engine_config()
+    _check_end_of_reasoning(config.reasoning_config)
     if "chunked_attention" in (
         getattr(config.model_config.hf_text_config, "layer_types", ()) or ()
     ):
@@ -203,6 +206,22 @@ def engine_config(args: Any) -> Any:
         )
     args.enable_prefix_caching = False
     return args.create_engine_config()
+
+
+def _check_end_of_reasoning(marks: Any) -> None:
+    """Raises `EngineConfigError` for a forced end after which the reasoning would be open.
+
+    vLLM would force it again and again.
+    """
+    if marks is None or not marks.enabled:
+        return
+    natural = marks.natural_reasoning_end_token_ids
+    if marks.reasoning_end_token_ids[-len(natural) :] != natural:
+        raise EngineConfigError(
+            "reasoning_config",
+            f"reasoning_end_str: must end with what ends the reasoning for {marks.reasoning_parser}"
+            f", got {marks.reasoning_end_str!r}",
+        )
 
 
 def reason_of(error: Exception) -> str:
@@ -241,10 +260,7 @@ def structured_outputs_config(engine: EngineConfig) -> dict[str, Any]:
     Raises:
         EngineConfigError: a field is reserved or not proven.
     """
-    overrides: Mapping[str, Any] = engine.arguments.get("structured_outputs_config") or {}
-    if overrides.get("reasoning_parser"):
-        message = "reasoning_parser: has a setting of its own, --reasoning-parser"
-        raise EngineConfigError("structured_outputs_config", message)
+    overrides = _without_parser(engine, "structured_outputs_config")
     config = {"backend": "guidance", **overrides, "reasoning_parser": engine.reasoning_parser or ""}
     if config["backend"] == "auto":
         raise EngineConfigError(
@@ -253,3 +269,26 @@ def structured_outputs_config(engine: EngineConfig) -> dict[str, Any]:
     if config["backend"] in ("xgrammar", "guidance"):
         config.setdefault("disable_any_whitespace", True)
     return config
+
+
+def reasoning_config(engine: EngineConfig) -> dict[str, Any] | None:
+    """vLLM's configuration of the marks of reasoning, which `thinking_token_budget` needs.
+
+    The parser knows its marks; `None` without a parser and without marks in the arguments.
+
+    Raises:
+        EngineConfigError: the arguments name a parser.
+    """
+    overrides = _without_parser(engine, "reasoning_config")
+    if engine.reasoning_parser is None and not overrides:
+        return None
+    return {**overrides, "reasoning_parser": engine.reasoning_parser or ""}
+
+
+def _without_parser(engine: EngineConfig, name: str) -> Mapping[str, Any]:
+    """The fields of an argument that must not name the parser of the reasoning."""
+    fields: Mapping[str, Any] = engine.arguments.get(name) or {}
+    if fields.get("reasoning_parser"):
+        message = "reasoning_parser: has a setting of its own, --reasoning-parser"
+        raise EngineConfigError(name, message)
+    return fields

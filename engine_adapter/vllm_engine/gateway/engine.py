@@ -166,6 +166,7 @@ class VllmEngine:
             proposers=self._proposer_registry.infos,
             tool_call_parser=self._choices[0],
             reasoning_parser=self._choices[1],
+            has_thinking_budget=process.has_thinking_budget(),
             images=process.image_support(),
         )
 

@@ -170,6 +170,19 @@ class EngineProcess:
         text = None if template is None else Path(template).read_text("utf-8")
         return image_support(self.vllm_config, self._llm.renderer, text)
 
+    def has_thinking_budget(self) -> bool:
+        """Whether the target's reasoning begins and ends with a token that vLLM knows.
+
+        A mark of several tokens could be written with others, and its end be missed.
+        """
+        marks = self.vllm_config.reasoning_config
+        return (
+            marks is not None
+            and marks.enabled
+            and len(marks.reasoning_start_token_ids) == 1
+            and len(marks.natural_reasoning_end_token_ids) == 1
+        )
+
     async def render_images(
         self, token_ids: Sequence[int], images: Sequence[Any], param: str
     ) -> ImagePrompt:

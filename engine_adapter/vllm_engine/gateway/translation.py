@@ -73,6 +73,7 @@ def sampling_params(request: GenerationRequest, checker: Checker | None = None) 
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             repetition_penalty=options.repetition_penalty,
+            thinking_token_budget=options.thinking_token_budget,
             repetition_detection=_repetition_detection(options.repetition_detection),
             logit_bias=dict(options.logit_bias) or None,
             allowed_token_ids=list(options.allowed_token_ids) or None,

@@ -10,6 +10,7 @@ from engine_adapter.vllm_engine.cpu_kernels import (
     logits,
     logprobs,
     noise,
+    thinking_budget,
 )
 from engine_adapter.vllm_engine.cpu_kernels.launch import CpuKernel, TwinKernel
 from engine_adapter.vllm_engine.patches.triton_check import needs_twins, patch_triton_check
@@ -102,6 +103,15 @@ def _sampling_twins() -> list[Row]:
         ),
         (compat.v2_logit_bias, {"_bias_kernel": logits.bias}),
         (compat.v2_bad_words, {"_bad_words_kernel": logits.bad_words}),
+        (
+            compat.v2_thinking_budget,
+            {
+                "_update_committed_marker_cache_kernel": (
+                    thinking_budget.update_committed_marker_cache
+                ),
+                "_thinking_budget_kernel": thinking_budget.thinking_budget,
+            },
+        ),
         (
             compat.v2_structured_outputs,
             {"_apply_grammar_bitmask_kernel": logits.grammar_bitmask},

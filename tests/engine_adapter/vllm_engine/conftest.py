@@ -133,10 +133,14 @@ def models_are_inspected_here(
         monkeypatch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
 
 
+THINKING = {"reasoning_start_str": "<|assistant|>", "reasoning_end_str": "<|system|>"}
+"""Every answer of a chat is reasoning up to a mark that the demo does not write by itself."""
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def live() -> AsyncIterator[Live]:
     """An engine with every kind of proposer and room to spare."""
-    started = await start(PROPOSERS, kv_cache_memory_bytes=1 << 30)
+    started = await start(PROPOSERS, kv_cache_memory_bytes=1 << 30, reasoning_config=THINKING)
     yield started
     await started.engine.stop()
 

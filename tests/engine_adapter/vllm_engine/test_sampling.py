@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine_adapter.seam.types import FinishReason, RepetitionDetection, SamplingOptions
-from tests.engine_adapter.vllm_engine.conftest import TARGET
+from tests.engine_adapter.vllm_engine.conftest import TARGET, THINKING
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate, greedy, pinned
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "logit_bias": {"temperature": 0.9, "logit_bias": dict.fromkeys(range(200, 400), -3.0)},
     "bad_words": {"temperature": 0.9, "bad_words": ("return", " self", "(")},
     "allowed_token_ids": {"temperature": 0.9, "allowed_token_ids": tuple(range(100, 700))},
+    "thinking_token_budget": {"temperature": 0.9, "thinking_token_budget": 9},
     "everything": {
         "temperature": 0.9,
         "top_k": 40,
@@ -173,3 +174,21 @@ async def test_a_text_that_repeats_itself_ends_at_the_same_token_with_every_prop
         (tokens,) = {result.tokens for result in results}
         assert {result.finish_reason for result in results} == {FinishReason.REPETITION}
         assert sampling is free or tokens == (77,) * 10
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+async def test_reasoning_ends_after_its_budget_and_the_text_goes_on(
+    live: Live, prompts: list[Prompt], temperature: float
+) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(TARGET)
+    mark = tokenizer.convert_tokens_to_ids(THINKING["reasoning_end_str"])
+    assert live.engine.info.has_thinking_budget
+    for budget in (0, 1, 7):  # the end is forced on the first token, and among the drafts
+        texts = await of_all(live, prompts, temperature=temperature, thinking_token_budget=budget)
+        for tokens in texts.values():
+            assert (tokens.index(mark), len(tokens)) == (budget, 40)
+        if temperature == 0:
+            assert len(set(texts.values())) == 3
+    without = await of_all(live, prompts, temperature=0.0)
+    ample = await of_all(live, prompts, temperature=0.0, thinking_token_budget=40)
+    assert ample == without

@@ -264,6 +264,16 @@ async def test_thinking_can_be_left_out(choosing: Gateway) -> None:
         assert [block["type"] for block in answer["content"]] == ["text"]
 
 
+async def test_thinking_ends_after_its_budget(choosing: Gateway) -> None:
+    whole = await ask(choosing, message("think first"))
+    thinking = {"type": "enabled", "budget_tokens": 2}
+    short = await ask(choosing, message("think first", thinking=thinking))
+    (reasoning, text), (first_words, text_after) = whole["content"], short["content"]
+    assert reasoning["thinking"].startswith(first_words["thinking"])
+    assert 0 < len(first_words["thinking"]) < len(reasoning["thinking"])
+    assert text_after == text
+
+
 async def test_a_format_holds_the_text_to_its_schema(gateway: Gateway) -> None:
     form = {"type": "json_schema", "schema": WEATHER}
     answer = await ask(gateway, message("a", output_config={"format": form}, max_tokens=300))

@@ -26,6 +26,7 @@ HONOURED: list[tuple[dict[str, Any], str, Any]] = [
     ({"allowed_token_ids": [5, 6]}, "allowed_token_ids", (5, 6)),
     ({"bad_words": ["a", " b"]}, "bad_words", ("a", " b")),
     ({"repetition_detection": {}}, "repetition_detection", None),
+    ({"thinking_token_budget": -1}, "thinking_token_budget", None),
     ({}, "structured_output", None),
     ({"grammar": "", "format": ""}, "structured_output", None),
     (
@@ -170,6 +171,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"allowed_token_ids": [999999]}, "allowed_token_ids"),
     ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
     ({"bad_words": [""]}, "bad_words.0"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    ({"thinking_token_budget": 1.5}, "thinking_token_budget"),
     ({"repetition_detection": {"max_pattern_size": 65}}, "repetition_detection.max_pattern_size"),
     ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection.min_count"),
     (
@@ -260,6 +263,7 @@ async def test_an_invalid_value_is_a_400_that_names_its_field(
             "repetition_detection",
         ),
         ({"allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
     ],
 )
 async def test_an_engine_that_cannot_enforce_a_constraint_is_a_400(

@@ -308,6 +308,20 @@ async def test_without_tools_or_with_none_a_call_is_text(choosing: Gateway) -> N
         assert choice["finish_reason"] == "stop"
 
 
+async def test_reasoning_ends_after_its_budget(choosing: Gateway) -> None:
+    def answer(response: Any) -> tuple[str, str]:
+        message = response.json()["choices"][0]["message"]
+        return message["reasoning_content"], message["content"]
+
+    reasoning, text = answer(await choosing.chat("thinking"))
+    for budget in (None, -1, 100):
+        response = await choosing.chat("thinking", thinking_token_budget=budget)
+        assert answer(response) == (reasoning, text)
+    shorter, same_text = answer(await choosing.chat("thinking", thinking_token_budget=1))
+    assert reasoning.startswith(shorter)
+    assert (len(shorter) < len(reasoning), same_text) == (True, text)
+
+
 async def test_reasoning_can_be_left_out(choosing: Gateway) -> None:
     for stream in (False, True):
         response = await choosing.chat("thinking", include_reasoning=False, stream=stream)

@@ -31,10 +31,6 @@ WITHOUT: dict[str, tuple[str, set[str]]] = {
         },
     ),
     "sample.output": ("only with return_sampling_mask", {"_compact_sampling_mask_kernel"}),
-    "sample.thinking_budget": (
-        "only with a request's thinking_token_budget",
-        {"_update_committed_marker_cache_kernel", "_thinking_budget_kernel"},
-    ),
     "sample.trace_replay": ("only with enable_trace_replay", {"_trace_replay_kernel"}),
     "sample.watermark": (
         "watermarks",

@@ -132,6 +132,23 @@ def test_bad_words(made: list[Rows]) -> None:
         assert ours is None
 
 
+def test_the_end_of_reasoning_is_forced(made: list[Rows]) -> None:
+    for rows in made:
+        step, few = rows.step, 3  # of few tokens, so that marks are met
+        start, end = rows.integers(0, few, int(rows.integers(1, 3, 1))), rows.integers(0, few, 1)
+        forced = torch.cat([rows.integers(0, few, int(rows.integers(0, 4, 1))), end])
+        budgets = rows.integers(-1, 6, REQUESTS)
+        caches = [torch.full((REQUESTS,), value, dtype=torch.int32) for value in (-1, -1, 0)]
+        for length in (step.total_len // 2, step.total_len):  # found at once, or further on
+            arguments = (
+                *(rows.logits, step.idx_mapping, rows.requests, budgets),
+                *(step.all_token_ids % few, length, rows.token_ids % few, rows.places),
+                *(*caches, start, end, forced),
+            )
+            check_launch("sample.thinking_budget", "apply_thinking_budget", *arguments)
+            with_twins("sample.thinking_budget").apply_thinking_budget(*arguments)  # for its caches
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_grammar_bitmask(made: list[Rows], dtype: torch.dtype) -> None:
     for rows in made:
@@ -158,6 +175,7 @@ def test_grammar_bitmask(made: list[Rows], dtype: torch.dtype) -> None:
 def test_logprobs_and_ranks(made: list[Rows], likeliest: int, named: bool) -> None:
     for rows in made:
         rows.logits[0, 1] = float("-inf")
+        rows.token_ids[0] = 0  # such a token is never sampled; the kernel ranks it by its padding
         state: Any = None
         if named:
             state = with_twins("sample.logprob").LogprobTokenIdsState(REQUESTS, "cpu")

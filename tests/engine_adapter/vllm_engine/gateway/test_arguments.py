@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 from safetensors.numpy import save_file
+from transformers import AutoTokenizer
 
 from demo import model_path
 from engine_adapter.proposers.methods import parse_specs
@@ -247,11 +248,44 @@ def test_a_backend_per_request_is_refused() -> None:
     assert error.setting == "structured_outputs_config"
 
 
+@pytest.fixture
+def thinking(tmp_path: Path) -> str:
+    """The demo's tokenizer with the marks of reasoning."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_path("target"))
+    tokenizer.add_tokens(["<think>", "</think>"], special_tokens=True)
+    tokenizer.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
 @pytest.mark.needs_vllm
-def test_the_reasoning_parser_is_that_of_structured_output_too() -> None:
-    given = replace(config(), reasoning_parser="deepseek_r1")
+def test_the_reasoning_parser_is_that_of_structured_output_too(thinking: str) -> None:
+    given = replace(config(tokenizer=thinking), reasoning_parser="deepseek_r1")
     made = engine_args(given, 5, None).create_engine_config().structured_outputs_config
     assert made.reasoning_parser == "deepseek_r1"
-    error = refusal(structured_outputs_config={"reasoning_parser": "deepseek_r1"})
-    assert error.setting == "structured_outputs_config"
-    assert "--reasoning-parser" in str(error)
+    for setting in ("structured_outputs_config", "reasoning_config"):
+        error = refusal(**{setting: {"reasoning_parser": "deepseek_r1"}})
+        assert error.setting == setting
+        assert "--reasoning-parser" in str(error)
+
+
+@pytest.mark.needs_vllm
+def test_the_marks_of_reasoning_are_those_of_the_parser_and_of_the_arguments() -> None:
+    assert engine_args(config(), 5, None).reasoning_config is None
+    given = replace(config(reasoning_config={"reasoning_end_str": "So"}), reasoning_parser="qwen3")
+    made = engine_args(given, 5, None).reasoning_config
+    assert made == {"reasoning_end_str": "So", "reasoning_parser": "qwen3"}
+
+
+@pytest.mark.needs_vllm
+def test_a_forced_end_that_leaves_the_reasoning_open_is_refused(thinking: str) -> None:
+    def made(end: str) -> Any:
+        marks = {"reasoning_end_str": end}
+        given = config(tokenizer=thinking, reasoning_config=marks)
+        return engine_config(engine_args(replace(given, reasoning_parser="qwen3"), 5, None))
+
+    forced = made("So</think>").reasoning_config.reasoning_end_token_ids
+    tokenizer: Any = AutoTokenizer.from_pretrained(thinking)
+    assert tokenizer.decode(forced) == "So</think>"
+    with pytest.raises(EngineConfigError, match="reasoning_end_str: must end with") as caught:
+        made("So")
+    assert caught.value.setting == "reasoning_config"
