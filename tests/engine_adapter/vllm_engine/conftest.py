@@ -157,6 +157,7 @@ async def cramped() -> AsyncIterator[Live]:
         max_num_batched_tokens=320,
         max_num_seqs=16,
         scheduling_policy="priority",
+        reasoning_config=THINKING,
     )
     yield started
     await started.engine.stop()

@@ -192,3 +192,15 @@ async def test_reasoning_ends_after_its_budget_and_the_text_goes_on(
     without = await of_all(live, prompts, temperature=0.0)
     ample = await of_all(live, prompts, temperature=0.0, thinking_token_budget=40)
     assert ample == without
+
+
+async def test_a_preempted_request_does_not_count_its_reasoning_again(
+    cramped: Live, live: Live, prompts: list[Prompt]
+) -> None:
+    sampling = greedy(60, thinking_token_budget=45)
+    before = cramped.metric("vllm:num_preemptions_total")
+    plans = [(p, pinned(name, DRAFTING[name])) for name in ("ngram", "draft") for p in prompts[:12]]
+    results = await asyncio.gather(*(generate(cramped, p, sampling, plan) for p, plan in plans))
+    assert cramped.metric("vllm:num_preemptions_total") > before
+    roomy = await asyncio.gather(*(generate(live, p, sampling) for p in prompts[:12]))
+    assert [result.tokens for result in results] == [result.tokens for result in roomy] * 2

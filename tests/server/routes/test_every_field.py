@@ -212,6 +212,7 @@ async def answering(
         chat_template=str(template),
         scheduling_policy="priority",
         trust_request_chat_template=True,
+        reasoning_parser="deepseek_r1",
     )
     record_requests(gateway, monkeypatch)
     # The demo's tokenizer has none.

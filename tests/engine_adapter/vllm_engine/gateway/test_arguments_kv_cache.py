@@ -32,7 +32,12 @@ class Arguments:
             self.enable_prefix_caching = True
         cache = SimpleNamespace(enable_prefix_caching=self.enable_prefix_caching)
         one_group = self.disable_hybrid_kv_cache_manager
-        return SimpleNamespace(model_config=self._model, cache_config=cache, one_group=one_group)
+        return SimpleNamespace(
+            model_config=self._model,
+            cache_config=cache,
+            one_group=one_group,
+            reasoning_config=None,
+        )
 
 
 @pytest.fixture(params=[True, False], ids=["cpu", "gpu"])

@@ -66,6 +66,9 @@ class Calls:
     async def collective_rpc(self, method: str) -> list[Any]:
         return []
 
+    def has_thinking_budget(self) -> bool:
+        return False
+
     def image_support(self) -> None:
         """The target takes no pictures."""
 

@@ -51,6 +51,7 @@ OPTIONS = SamplingOptions(
     presence_penalty=0.5,
     frequency_penalty=-0.25,
     repetition_penalty=1.25,
+    thinking_token_budget=12,
     repetition_detection=RepetitionDetection(6, 3, 2),
     logit_bias={7: -100.0, 8: 2.5},
     allowed_token_ids=(7, 8, 9),
