@@ -23,6 +23,7 @@ NAMES = FieldNames(
     chosen_function="tool_choice.name",
     format=schema.MessagesRequest.format_field,
     effort="output_config.effort",
+    thinking_budget="thinking.budget_tokens",
     other_choices="'any', 'tool' and 'none'",
     image="content",
 )

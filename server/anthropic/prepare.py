@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from server.anthropic.message_input import count_prompt, message_input
+from server.anthropic.message_input import NAMES, count_prompt, message_input
 from server.openai.body_checks import CheckedBody, check_body, check_not_of_chats
 from server.openai.chat import prepare_input
 from server.openai.prompts import render_prompt, text_limit
@@ -11,15 +11,13 @@ from server.schema.anthropic import CountTokensRequest, MessagesRequest, Thinkin
 from server.schema.base import without_effect
 from server.state import Runtime
 
-_BUDGET = "thinking.budget_tokens"
-
 
 async def prepare_message(runtime: Runtime, body: MessagesRequest) -> PreparedRequest:
     """Checks and renders a message. Raises `ApiError`."""
     check_not_of_chats(body, "/v1/messages")
     chat = message_input(body)
     unmet = _unmet_thinking(runtime, body.thinking)
-    if _BUDGET in unmet:
+    if NAMES.thinking_budget in unmet:
         chat = replace(chat, thinking_token_budget=None)
     chat = replace(chat, ignored=(*chat.ignored, *unmet))
     return await prepare_input(runtime, body, chat, "msg_")
@@ -47,4 +45,4 @@ def _unmet_thinking(runtime: Runtime, thinking: Thinking | None) -> tuple[str, .
     unmet = () if runtime.renderer.mentions("enable_thinking") else ("thinking",)
     if thinking.budget_tokens is None or runtime.info.has_thinking_budget:
         return unmet
-    return (*unmet, _BUDGET)
+    return (*unmet, NAMES.thinking_budget)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from engine_adapter.seam.types import SamplingOptions
 from server.errors import InvalidField
 from server.openai.answer_overlap import earlier_overlap
 from server.openai.body_checks import (
@@ -20,7 +21,12 @@ from server.openai.prompts import (
     truncated,
 )
 from server.openai.request import PreparedRequest, answer_options, new_request_id
-from server.openai.sampling import check_logprobs, output_limit, sampling_options
+from server.openai.sampling import (
+    check_logprobs,
+    output_limit,
+    sampling_options,
+    thinking_budget,
+)
 from server.openai.tool_use import check_tool_use, tool_use
 from server.schema.base import without_effect
 from server.schema.chat import ChatCompletionRequest
@@ -53,16 +59,7 @@ async def prepare_input(
     limit = chat.max_tokens or settings.default_max_tokens
     prompt = truncated(body, info, token_ids, limit, has_images=images is not None)
     check_prompt(info, prompt, chat.names.messages)
-    options = sampling_options(
-        body,
-        info,
-        len(prompt),
-        chat.constraint,
-        max_tokens=output_limit(runtime, len(prompt), chat.max_tokens, chat.max_tokens_name),
-        logprobs=chat.num_top_logprobs,
-        thinking_token_budget=chat.thinking_token_budget,
-        prompt_logprobs=body.prompt_logprobs,
-    )
+    options = _options(runtime, body, chat, len(prompt))
     prediction = await predicted_tokens(runtime.renderer, info, body.prediction)
     overlap = None
     if runtime.router.uses_overlap:
@@ -81,6 +78,25 @@ async def prepare_input(
         overlap,
         template_variables=chat.prompt.variables,
         images=images,
+    )
+
+
+def _options(
+    runtime: Runtime, body: GenerationBody, chat: ChatInput, prompt_tokens: int
+) -> SamplingOptions:
+    """The options of the chat, with its constraint. Raises `InvalidField`."""
+    info, names = runtime.info, chat.names
+    return sampling_options(
+        body,
+        info,
+        prompt_tokens,
+        chat.constraint,
+        max_tokens=output_limit(runtime, prompt_tokens, chat.max_tokens, chat.max_tokens_name),
+        logprobs=chat.num_top_logprobs,
+        thinking_token_budget=thinking_budget(
+            info, chat.thinking_token_budget, chat.constraint, names.thinking_budget
+        ),
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 

@@ -19,7 +19,12 @@ from server.openai.prompts import (
     truncated,
 )
 from server.openai.request import PreparedRequest, answer_options, new_request_id
-from server.openai.sampling import check_logprobs, output_limit, sampling_options
+from server.openai.sampling import (
+    check_logprobs,
+    output_limit,
+    sampling_options,
+    thinking_budget,
+)
 from server.rendering import Renderer, check_chars
 from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
 from server.state import Runtime
@@ -159,7 +164,9 @@ def _options(
         constraint,
         max_tokens=min(limits),
         logprobs=body.logprobs,
-        thinking_token_budget=body.thinking_token_budget,
+        thinking_token_budget=thinking_budget(
+            runtime.info, body.thinking_token_budget, constraint, "thinking_token_budget"
+        ),
         prompt_logprobs=max((count for count in counts if count is not None), default=None),
     )
     return [replace(shared, max_tokens=limit) for limit in limits]

@@ -12,6 +12,7 @@ class FieldNames:
         chosen_function: the name of the one that must be called.
         format: of the text.
         effort: of reasoning.
+        thinking_budget: the most tokens of reasoning.
         logprobs: asks for log probabilities.
         other_choices: of tools, besides `auto`.
         image: of a picture, in its message; `{part}` is the number of its part.
@@ -21,6 +22,7 @@ class FieldNames:
     chosen_function: str = "tool_choice.function.name"
     format: str = "response_format"
     effort: str = "reasoning_effort"
+    thinking_budget: str = "thinking_token_budget"
     logprobs: str = "logprobs"
     other_choices: str = "'required', a named tool and 'none'"
     image: str = "content.{part}.image_url.url"

@@ -51,7 +51,7 @@ def sampling_options(
         presence_penalty=_or(body.presence_penalty, _DEFAULTS.presence_penalty),
         frequency_penalty=_or(body.frequency_penalty, _DEFAULTS.frequency_penalty),
         repetition_penalty=_or(body.repetition_penalty, _DEFAULTS.repetition_penalty),
-        thinking_token_budget=_thinking_token_budget(info, thinking_token_budget, constraint),
+        thinking_token_budget=thinking_token_budget,
         repetition_detection=_repetition_detection(body),
         logit_bias=bias,
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
@@ -88,10 +88,10 @@ def _check_end(body: GenerationBody, constraint: StructuredOutput | None) -> Non
             raise InvalidField(name, f"{name} and {constraint.param} exclude each other.")
 
 
-def _thinking_token_budget(
-    info: EngineInfo, budget: int | None, constraint: StructuredOutput | None
+def thinking_budget(
+    info: EngineInfo, budget: int | None, constraint: StructuredOutput | None, param: str
 ) -> int | None:
-    """The limit of the reasoning; -1 is none.
+    """The limit of the reasoning, from the field `param`; -1 is none.
 
     Raises `InvalidField` if the engine has none, or has no parser: then a constraint holds the
     reasoning too, and excludes its end.
@@ -100,16 +100,16 @@ def _thinking_token_budget(
         return None
     if constraint is not None and info.has_thinking_budget and info.reasoning_parser.name is None:
         message = (
-            f"thinking_token_budget and {constraint.param} exclude each other on a server without "
-            "a reasoning parser."
+            f"{param} and {constraint.param} exclude each other on a server without a reasoning "
+            "parser."
         )
-        raise InvalidField("thinking_token_budget", message)
+        raise InvalidField(param, message)
     if not info.has_thinking_budget:
         message = (
-            "thinking_token_budget needs a model whose reasoning begins and ends with a token that "
-            "the server's reasoning parser knows."
+            f"{param} needs a model whose reasoning begins and ends with a token that the server's "
+            "reasoning parser knows."
         )
-        raise InvalidField("thinking_token_budget", message, "unsupported_parameter")
+        raise InvalidField(param, message, "unsupported_parameter")
     return budget
 
 
