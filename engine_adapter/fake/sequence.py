@@ -78,9 +78,9 @@ def _scripted(
     answers = (answer for part, answer in options.fake_answers.items() if _mentions(prompt, part))
     answer = next(answers, None)
     budget = request.sampling.thinking_token_budget
-    return (
-        answer if answer is None or budget is None else _within_budget(answer, budget, vocabulary)
-    )
+    if answer is None or budget is None:
+        return answer
+    return _within_budget(answer, budget, vocabulary)
 
 
 def _within_budget(answer: str, budget: int, vocabulary: Vocabulary) -> str:

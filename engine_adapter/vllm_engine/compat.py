@@ -141,8 +141,8 @@ NAMES = {
     "v2_penalties": "vllm.v1.worker.gpu.sample.penalties:",
     "v2_prompt_logprob": "vllm.v1.worker.gpu.sample.prompt_logprob:",
     "v2_rope": "vllm.v1.worker.gpu.mm.rope:",
-    "v2_thinking_budget": "vllm.v1.worker.gpu.sample.thinking_budget:",
     "v2_structured_outputs": "vllm.v1.worker.gpu.structured_outputs:",
+    "v2_thinking_budget": "vllm.v1.worker.gpu.sample.thinking_budget:",
     "v2_worker_utils": "vllm.v1.worker.utils:",
     # Prometheus: the logger and the classes that it makes its metrics with.
     "PrometheusStatLogger": "vllm.v1.metrics.loggers",

@@ -46,7 +46,7 @@ def message_input(body: schema.MessagesRequest) -> ChatInput:
         max_tokens_name="max_tokens",
         num_top_logprobs=None,
         effort=_effort(body),
-        thinking_token_budget=_thinking_token_budget(body.thinking),
+        thinking_token_budget=None if body.thinking is None else body.thinking.budget_tokens,
         shows_reasoning=_shows_reasoning(body.thinking),
         ignored=tuple(ignored),
     )
@@ -60,10 +60,6 @@ def count_prompt(body: schema.CountTokensRequest) -> tuple[ChatPrompt, tuple[str
 
 def _shows_reasoning(thinking: schema.Thinking | None) -> bool:
     return thinking is None or (thinking.type != "disabled" and thinking.display != "omitted")
-
-
-def _thinking_token_budget(thinking: schema.Thinking | None) -> int | None:
-    return None if thinking is None or thinking.type == "disabled" else thinking.budget_tokens
 
 
 def message_prompt(

@@ -17,9 +17,8 @@ async def prepare_message(runtime: Runtime, body: MessagesRequest) -> PreparedRe
     check_not_of_chats(body, "/v1/messages")
     chat = message_input(body)
     unmet = _unmet_thinking(runtime, body.thinking)
-    if NAMES.thinking_budget in unmet:
-        chat = replace(chat, thinking_token_budget=None)
-    chat = replace(chat, ignored=(*chat.ignored, *unmet))
+    budget = None if NAMES.thinking_budget in unmet else chat.thinking_token_budget
+    chat = replace(chat, thinking_token_budget=budget, ignored=(*chat.ignored, *unmet))
     return await prepare_input(runtime, body, chat, "msg_")
 
 
@@ -38,11 +37,13 @@ async def count_tokens(runtime: Runtime, body: CountTokensRequest) -> tuple[int,
 def _unmet_thinking(runtime: Runtime, thinking: Thinking | None) -> tuple[str, ...]:
     """`thinking`, if it asks for reasoning by a variable that the chat template does not read.
 
-    And its budget, if the engine does not limit reasoning: Anthropic's clients must send one.
+    And its budget, if there is no reasoning, or the engine does not limit it: Anthropic's clients
+    must send one.
     """
-    if thinking is None or thinking.type == "disabled":
+    if thinking is None:
         return ()
-    unmet = () if runtime.renderer.mentions("enable_thinking") else ("thinking",)
-    if thinking.budget_tokens is None or runtime.info.has_thinking_budget:
+    is_on = thinking.type != "disabled"
+    unmet = ("thinking",) if is_on and not runtime.renderer.mentions("enable_thinking") else ()
+    if thinking.budget_tokens is None or (is_on and runtime.info.has_thinking_budget):
         return unmet
     return (*unmet, NAMES.thinking_budget)

@@ -272,6 +272,8 @@ async def test_thinking_ends_after_its_budget(choosing: Gateway) -> None:
     assert reasoning["thinking"].startswith(first_words["thinking"])
     assert 0 < len(first_words["thinking"]) < len(reasoning["thinking"])
     assert text_after == text
+    response = await choosing.post(PATH, message("a", thinking={**thinking, "type": "disabled"}))
+    assert response.headers[IGNORED_FIELDS] == "thinking.budget_tokens"
 
 
 async def test_a_format_holds_the_text_to_its_schema(gateway: Gateway) -> None:

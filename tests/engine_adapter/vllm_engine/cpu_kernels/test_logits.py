@@ -137,7 +137,7 @@ def test_the_end_of_reasoning_is_forced(made: list[Rows]) -> None:
         step, few = rows.step, 3  # of few tokens, so that marks are met
         start, end = rows.integers(0, few, int(rows.integers(1, 3, 1))), rows.integers(0, few, 1)
         forced = torch.cat([rows.integers(0, few, int(rows.integers(0, 4, 1))), end])
-        budgets = rows.integers(-1, 6, REQUESTS)
+        budgets = rows.integers(-1, 3, REQUESTS)
         caches = [torch.full((REQUESTS,), value, dtype=torch.int32) for value in (-1, -1, 0)]
         for length in (step.total_len // 2, step.total_len):  # found at once, or further on
             arguments = (

@@ -259,9 +259,9 @@ def thinking(tmp_path: Path) -> str:
 
 @pytest.mark.needs_vllm
 def test_the_reasoning_parser_is_that_of_structured_output_too(thinking: str) -> None:
-    given = replace(config(tokenizer=thinking), reasoning_parser="deepseek_r1")
-    made = engine_args(given, 5, None).create_engine_config().structured_outputs_config
-    assert made.reasoning_parser == "deepseek_r1"
+    settings = replace(config(tokenizer=thinking), reasoning_parser="deepseek_r1")
+    vllm_config = engine_args(settings, 5, None).create_engine_config()
+    assert vllm_config.structured_outputs_config.reasoning_parser == "deepseek_r1"
     for setting in ("structured_outputs_config", "reasoning_config"):
         error = refusal(**{setting: {"reasoning_parser": "deepseek_r1"}})
         assert error.setting == setting
@@ -271,21 +271,21 @@ def test_the_reasoning_parser_is_that_of_structured_output_too(thinking: str) ->
 @pytest.mark.needs_vllm
 def test_the_marks_of_reasoning_are_those_of_the_parser_and_of_the_arguments() -> None:
     assert engine_args(config(), 5, None).reasoning_config is None
-    given = replace(config(reasoning_config={"reasoning_end_str": "So"}), reasoning_parser="qwen3")
-    made = engine_args(given, 5, None).reasoning_config
-    assert made == {"reasoning_end_str": "So", "reasoning_parser": "qwen3"}
+    marks = {"reasoning_end_str": "So"}
+    settings = replace(config(reasoning_config=marks), reasoning_parser="qwen3")
+    vllm_marks = engine_args(settings, 5, None).reasoning_config
+    assert vllm_marks == {"reasoning_end_str": "So", "reasoning_parser": "qwen3"}
 
 
 @pytest.mark.needs_vllm
 def test_a_forced_end_that_leaves_the_reasoning_open_is_refused(thinking: str) -> None:
-    def made(end: str) -> Any:
-        marks = {"reasoning_end_str": end}
-        given = config(tokenizer=thinking, reasoning_config=marks)
-        return engine_config(engine_args(replace(given, reasoning_parser="qwen3"), 5, None))
+    def vllm_config(end: str) -> Any:
+        settings = config(tokenizer=thinking, reasoning_config={"reasoning_end_str": end})
+        return engine_config(engine_args(replace(settings, reasoning_parser="qwen3"), 5, None))
 
-    forced = made("So</think>").reasoning_config.reasoning_end_token_ids
+    forced = vllm_config("So</think>").reasoning_config.reasoning_end_token_ids
     tokenizer: Any = AutoTokenizer.from_pretrained(thinking)
     assert tokenizer.decode(forced) == "So</think>"
     with pytest.raises(EngineConfigError, match="reasoning_end_str: must end with") as caught:
-        made("So")
+        vllm_config("So")
     assert caught.value.setting == "reasoning_config"

@@ -171,8 +171,8 @@ def test_the_scheduler_gets_the_drafts_of_rows_with_structured_output_alone(
     assert late.take_draft_token_ids() is None
     params = SimpleNamespace(structured_outputs={})
     runner.requests["a"] = SimpleNamespace(sampling_params=params)
-    taken = late.take_draft_token_ids()
-    assert (taken.req_ids, taken.draft_token_ids) == (["a"], [[1, 2]])
+    for_scheduler = late.take_draft_token_ids()
+    assert (for_scheduler.req_ids, for_scheduler.draft_token_ids) == (["a"], [[1, 2]])
 
 
 def test_a_row_that_waits_keeps_its_drafts_for_a_later_step(late: LateStepDrafts) -> None:
