@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Any
 
+import torch
+
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.cpu_kernels import (
     block_tables,
@@ -25,6 +27,9 @@ def patch_v2_runner() -> None:
     Must run before the worker is made (`worker/worker.py`, `worker/v2_on_cpu.py`).
     """
     if needs_twins():
+        # vLLM's attention in bfloat16 uses AMX where a CPU has it, and Linux ends a process that
+        # has not asked for its registers (SIGILL).
+        torch.cpu._init_amx()
         patch_triton_check()
         compat.gpu_worker.HAS_TRITON = True  # the worker asks too since 0.33
         patch_v2_kernels()

@@ -1,8 +1,12 @@
 """vLLM's model runner V2 gets twins of its kernels only where it is asked for and Triton is not."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches import v2_kernels
@@ -58,3 +62,22 @@ def test_a_kernel_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(("number", "power"), [(1, 1), (2, 2), (3, 4), (1024, 1024), (1025, 2048)])
 def test_the_next_power_of_2(number: int, power: int) -> None:
     assert v2_kernels._next_power_of_2(number) == power
+
+
+ASKED_FOR_AMX = """
+import ctypes, os
+from engine_adapter.vllm_engine.worker import v2_on_cpu
+states = ctypes.c_uint64()
+assert ctypes.CDLL(None).syscall(ARCH_PRCTL, GET_PERMISSIONS, ctypes.byref(states)) == 0
+os._exit(states.value >> AMX_TILES & 1)
+"""
+"""Ends with status 1 if the process may use AMX (Linux, Documentation/arch/x86/xstate.rst)."""
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="the CPU has no AMX")
+def test_a_worker_may_use_amx() -> None:
+    numbers = "ARCH_PRCTL, GET_PERMISSIONS, AMX_TILES = 158, 0x1022, 18\n"
+    environment = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": "1"}
+    command = [sys.executable, "-c", numbers + ASKED_FOR_AMX]
+    assert subprocess.run(command, env=environment, timeout=120, check=False).returncode == 1
