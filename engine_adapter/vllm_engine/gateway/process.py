@@ -315,6 +315,8 @@ def describe_end(statuses: list[int | None], *, reported: bool) -> str:
         return "failed with an error, whose traceback is in the log"
     if status == -signal.SIGKILL:
         return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out"
+    if status == -signal.SIGILL:
+        return "was killed by signal 4 (SIGILL): it ran an instruction that this CPU does not have"
     if status < 0:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     return f"ended with exit status {status}"

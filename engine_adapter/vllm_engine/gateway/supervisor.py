@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from engine_adapter.seam.config import RestartPolicy
-from engine_adapter.seam.errors import EngineDead, EngineError, EngineNotReady
+from engine_adapter.seam.errors import EngineDead, EngineError, EngineNotReady, EngineStartError
 
 log = structlog.get_logger(__name__)
 
@@ -136,6 +136,10 @@ class Supervisor(Generic[C]):
         try:
             await child.start(on_progress)
             await self._adopt(child)
+        except EngineDead as error:
+            reason = await child.died()
+            await child.stop()
+            raise EngineStartError(f"The engine process {reason}, before it served.") from error
         except BaseException:
             await child.stop()
             raise

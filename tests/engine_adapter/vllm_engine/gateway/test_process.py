@@ -19,6 +19,11 @@ from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
     ("status", "reported", "expected"),
     [
         (-signal.SIGKILL, True, "killed by signal 9 (SIGKILL), as the kernel does when memory"),
+        (
+            -signal.SIGILL,
+            True,
+            "signal 4 (SIGILL): it ran an instruction that this CPU does not have",
+        ),
         (-signal.SIGSEGV, True, "killed by signal 11 (SIGSEGV)"),
         (1, True, "failed with an error, whose traceback is in the log"),
         # It has said that it fails, and takes long to end.

@@ -215,6 +215,22 @@ async def test_a_failed_first_start_is_raised_and_not_repeated() -> None:
         _ = supervisor.child
 
 
+async def test_a_child_that_dies_while_it_is_adopted_fails_the_start_with_its_cause() -> None:
+    nursery = Nursery()
+
+    async def adopt(child: Child) -> None:
+        child.death.set_result("was killed by signal 4 (SIGILL)")
+        raise EngineDead("the engine died before it answered")
+
+    supervisor = Supervisor(nursery.make, adopt, QUICK, nursery.restarts.append)
+    with pytest.raises(EngineStartError) as caught:
+        await supervisor.start(lambda line: None)
+    assert str(caught.value) == (
+        "The engine process was killed by signal 4 (SIGILL), before it served."
+    )
+    assert nursery.made[0].stopped
+
+
 async def test_an_unexpected_error_in_a_restart_is_logged_and_retried() -> None:
     nursery = Nursery([{}, {"fails": KeyError("oops")}])
     supervisor = nursery.supervisor()
