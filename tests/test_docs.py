@@ -70,7 +70,7 @@ NOT_SETTINGS = (
 benchmarks, and of the library `speculators`."""
 
 OF_THE_ENGINE = (
-    *("--async-scheduling", "--hf-overrides", "--reasoning-config"),
+    *("--async-scheduling", "--hf-overrides", "--reasoning-config", "--attention-backend"),
     *("--allowed-media-domains", "--limit-mm-per-prompt"),
     *("--pipeline-parallel-size", "--decode-context-parallel-size"),
 )

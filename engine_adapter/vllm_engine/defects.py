@@ -86,6 +86,14 @@ DEFECTS = {
         "patches/test_rotary_embedding.py::test_each_head_is_turned_by_its_tokens_position",
         watch="patches/test_rotary_embedding.py::test_vllms_own_kernel_has_the_defect",
     ),
+    "whole_prompts": Defect(
+        "where attention reads whole prompts only, a step gets room for the longest, and the "
+        "scheduler keeps a limit that is lower or higher",
+        ("vllm.platforms.cpu:CpuPlatform.check_and_update_config",),
+        "gateway/arguments.py:engine_config",
+        "gateway/test_preflight_layers.py::"
+        "test_the_schedulers_limit_is_the_batchs_where_prompts_are_read_whole",
+    ),
     "context_norms": Defect(
         "on CPU, the keys of a DFlash head's context have the first layer's norm in every layer",
         ("vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model._normalize_context_k",),

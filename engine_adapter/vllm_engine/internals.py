@@ -283,6 +283,7 @@ PATCHED_CODE = (
 """
 
 CONFIGURATIONS = {
+    "attention_config": "vllm.config.attention:AttentionConfig",
     "cache_config": "vllm.config.cache:CacheConfig",
     "compilation_config": "vllm.config.compilation:CompilationConfig",
     "kv_cache_config": "vllm.v1.kv_cache_interface:KVCacheConfig",

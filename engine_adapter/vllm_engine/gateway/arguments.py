@@ -177,7 +177,9 @@ def engine_config(args: Any) -> Any:
     The prefix cache of a target with recurrent layers is off on CPU: in an engine that speculates,
     vLLM has only a kernel for GPUs that keeps their states in it. With attention over chunks, all
     layers are in one KV cache group: vLLM's other way asserts that all groups have blocks of one
-    size, which a draft model's need not have.
+    size, which a draft model's need not have. Where vLLM's attention reads whole prompts only, as
+    latent attention on a CPU without AMX, it makes its batches large enough for any prompt, but not
+    the scheduler's limit: a longer prompt would wait for ever.
 
     Raises:
         EngineConfigError: an argument says otherwise.
@@ -196,6 +198,8 @@ def engine_config(args: Any) -> Any:
             )
         args.disable_hybrid_kv_cache_manager = True
         return args.create_engine_config()
+    if not (scheduler := config.scheduler_config).enable_chunked_prefill:
+        scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
     if not config.model_config.is_hybrid or not compat.current_platform.is_cpu():
         return config
     if caching:

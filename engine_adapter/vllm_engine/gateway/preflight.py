@@ -95,7 +95,7 @@ def check_models(config: EngineConfig) -> None:
     target = _load_config("model", config.model, config, revision)
     _check_layers(target, TARGET_KINDS)
     text = target.get_text_config()
-    _check_on_cpu(text)
+    _check_experts(text)
     _warn_unless_proven(config.model, target)
     sizes = TargetSizes(
         text.hidden_size,
@@ -205,15 +205,16 @@ def check_chunks(vllm_config: Any) -> None:
 
 
 def check_state(vllm_config: Any) -> None:
-    """Checks the layers with a state, which the target's configuration need not tell, and chunks.
+    """Checks layers with a state, which the target's configuration need not tell, and attention.
 
     Reads no weights: it asks vLLM's class of the model.
 
     Raises:
         EngineConfigError: the target has such layers without attention, of a kind that cannot
-            follow rejected drafts, or in a dtype without kernels; or see `check_chunks`.
+            follow rejected drafts, or layers in a dtype without kernels; or see `check_chunks`.
     """
     check_chunks(vllm_config)
+    _check_latent_attention(vllm_config)
     model = vllm_config.model_config
     # Granite 4 without Mamba has a class with a state, and attention only.
     if not model.is_hybrid and not model.is_attention_free:
@@ -235,6 +236,25 @@ def check_state(vllm_config: Any) -> None:
     ):
         reason = f"must be bfloat16 for {kind} on a CPU, got {dtype}: vLLM's kernels of gated delta"
         raise EngineConfigError("dtype", f"{reason} networks have no other dtype there")
+
+
+def _check_latent_attention(vllm_config: Any) -> None:
+    """On a CPU with AMX, vLLM takes kernels for bfloat16 in any dtype, and fails as it loads."""
+    import torch
+
+    model = vllm_config.model_config
+    if not model.use_mla or not compat.current_platform.is_cpu():
+        return
+    dtype = str(model.dtype).removeprefix("torch.")
+    attention_config = vllm_config.attention_config
+    is_reference = getattr(attention_config.backend, "name", None) == "CPU_MLA"
+    if dtype != "bfloat16" and not is_reference and torch.cpu._is_amx_tile_supported():
+        raise EngineConfigError(
+            "dtype",
+            f"must be bfloat16 for {model.hf_text_config.model_type} on a CPU with AMX, got "
+            f"{dtype}: vLLM's kernels of latent attention have no other dtype there; or set "
+            "attention_backend to CPU_MLA, which is slower",
+        )
 
 
 def _check_layers(model_config: Any, proven_kinds: Set[str]) -> None:
@@ -273,21 +293,14 @@ def _warn_unless_proven(model: str, model_config: Any) -> None:
         )
 
 
-def _check_on_cpu(text: Any) -> None:
-    if getattr(text, "kv_lora_rank", None):
-        reason = (
-            "latent attention (MLA); it is refused on CPU because vLLM's text with drafts differs "
-            "there from its text without"
+def _check_experts(text: Any) -> None:
+    # The platform is vLLM's, whose import takes seconds: it is asked last.
+    if text.model_type in SIGMOID_ROUTERS and compat.current_platform.is_cpu():
+        raise EngineConfigError(
+            "model",
+            f"{text.model_type} has experts chosen by a sigmoid, which vLLM cannot do on CPU "
+            "without groups of experts: choose another model",
         )
-    elif text.model_type in SIGMOID_ROUTERS:
-        reason = (
-            "experts chosen by a sigmoid, which vLLM cannot do on CPU without groups of experts: "
-            "choose another model"
-        )
-    else:
-        return  # the platform is vLLM's, whose import takes seconds
-    if compat.current_platform.is_cpu():
-        raise EngineConfigError("model", f"{text.model_type} has {reason}")
 
 
 def _tokenizer(setting: str, model: str, revision: str | None, config: EngineConfig) -> Any:

@@ -2,7 +2,8 @@
 
 vLLM's kernel for CPUs takes the distance between two heads for that between two tokens, if heads
 have a dimension of their own (`RotaryEmbedding.forward_cpu` in
-`model_executor/layers/rotary_embedding/base.py`). LFM 2 is written so; its text is not the model's.
+`model_executor/layers/rotary_embedding/base.py`). LFM 2 and latent attention are written so, and
+their texts are not the model's.
 """
 
 from functools import wraps

@@ -38,14 +38,6 @@ _ROUTED_EXPERTS: Mapping[str, Any] = {
     "moe_intermediate_size": 64,
     "first_k_dense_replace": 1,
 }
-_LATENT: Mapping[str, Any] = {
-    "kv_lora_rank": 32,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-}
-
 _MAMBA: Mapping[str, Any] = {
     "num_hidden_layers": 4,
     "mamba_n_heads": 8,
@@ -294,14 +286,9 @@ SERVED: tuple[Architecture, ...] = (
 )
 """Those that are served: every proposer has all checks."""
 
-_MLA = "latent attention (MLA), on CPU"
 _SIGMOID = "experts chosen by a sigmoid, on CPU"
 
 REFUSED: tuple[Architecture, ...] = (
-    _refused("deepseek_v2", _MLA, **_LATENT, **_ROUTED_EXPERTS),
-    _refused("deepseek_v3", _MLA, **_LATENT, **_ROUTED_EXPERTS),
-    _refused("glm4_moe_lite", _MLA, **_LATENT, **_ROUTED_EXPERTS),
-    _refused("axk1", _MLA, **{**_LATENT, "q_lora_rank": 32}, **_ROUTED_EXPERTS),
     _refused("hrm_text", "attention that is not causal"),
     _refused("minimax_m2", _SIGMOID, **_LOCAL_EXPERTS),
     _refused("laguna", _SIGMOID, **_WINDOWS, **_EXPERTS),

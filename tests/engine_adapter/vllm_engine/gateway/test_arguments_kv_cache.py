@@ -34,6 +34,7 @@ class Arguments:
         one_group = self.disable_hybrid_kv_cache_manager
         return SimpleNamespace(
             model_config=self._model,
+            scheduler_config=SimpleNamespace(enable_chunked_prefill=True),
             cache_config=cache,
             one_group=one_group,
             reasoning_config=None,

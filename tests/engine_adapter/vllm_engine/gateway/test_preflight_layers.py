@@ -69,6 +69,7 @@ class Target:
     ) -> None:
         self.is_hybrid = attention and state
         self.is_attention_free = not attention
+        self.use_mla = False
         self.hf_text_config = SimpleNamespace(model_type="plamo2")
         self.architectures = ["Plamo2ForCausalLM"]
         self.dtype = getattr(torch, dtype)
@@ -220,3 +221,61 @@ def test_vllms_class_of_the_model_tells_its_layers_without_weights(
     error = refusal(preflight.check_state, vllm_config)
     assert error.setting == refused[0]
     assert refused[1] in str(error)
+
+
+LATENT = LLAMA | {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 99,
+}
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize(
+    ("dtype", "has_amx", "backend", "fits"),
+    [
+        ("bfloat16", True, None, True),
+        ("float32", True, None, False),
+        ("float16", True, None, False),
+        ("float32", True, "CPU_MLA", True),
+        ("float32", False, None, True),
+    ],
+)
+def test_latent_attention_needs_bfloat16_on_a_cpu_with_amx(
+    make_model: MakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    has_amx: bool,
+    backend: str | None,
+    fits: bool,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
+    options: dict[str, Any] = {} if backend is None else {"attention_backend": backend}
+    settings = config(make_model("target", LATENT), dtype=dtype, max_model_len=64, **options)
+    vllm_config = arguments.engine_config(arguments.engine_args(settings, 5, None))
+    if fits:
+        preflight.check_state(vllm_config)
+        return
+    error = refusal(preflight.check_state, vllm_config)
+    assert error.setting == "dtype"
+    assert f"must be bfloat16 for deepseek_v2 on a CPU with AMX, got {dtype}" in str(error)
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize("batch", [32, 4096])
+def test_the_schedulers_limit_is_the_batchs_where_prompts_are_read_whole(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """vLLM changes the one without the other: a prompt waits for ever, or does not fit."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    settings = config(make_model("target", LATENT), max_model_len=64, max_num_batched_tokens=batch)
+    args = arguments.engine_args(settings, 5, None)
+    stock = args.create_engine_config().scheduler_config
+    assert stock.max_num_scheduled_tokens != stock.max_num_batched_tokens
+    scheduler = arguments.engine_config(args).scheduler_config
+    assert not scheduler.enable_chunked_prefill
+    assert scheduler.max_num_scheduled_tokens == scheduler.max_num_batched_tokens >= 64
