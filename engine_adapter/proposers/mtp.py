@@ -45,6 +45,12 @@ class Family:
         return {f"{name.format(i=i, n=n)}.weight": shape for name, shape in shapes.items()}
 
 
+_FOLLOWING = Family(
+    "model.layers.{n}.eh_proj",
+    tuple(f"model.layers.{{n}}.{part}" for part in ("enorm", "hnorm", "shared_head.norm")),
+)
+"""Of targets whose MTP layers follow their own, numbered on."""
+
 FAMILIES: Mapping[str, Family] = {
     "MiMoForCausalLM": Family(
         "model.mtp_layers.{i}.input_proj",
@@ -53,10 +59,9 @@ FAMILIES: Mapping[str, Family] = {
     "Ernie4_5_MoeForCausalLM": Family(
         "model.mtp_linear_proj.{i}", ("model.mtp_emb_norm.{i}", "model.mtp_hidden_norm.{i}")
     ),
-    "Glm4MoeForCausalLM": Family(
-        "model.layers.{n}.eh_proj",
-        tuple(f"model.layers.{{n}}.{part}" for part in ("enorm", "hnorm", "shared_head.norm")),
-    ),
+    "Glm4MoeForCausalLM": _FOLLOWING,
+    "Glm4MoeLiteForCausalLM": _FOLLOWING,
+    "DeepseekV3ForCausalLM": _FOLLOWING,
     # Its MTP layers have the matrix and the norms in common. Published checkpoints have one layer,
     # which their configuration does not mention.
     "Qwen3NextForCausalLM": Family(

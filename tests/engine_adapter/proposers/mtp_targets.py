@@ -20,6 +20,8 @@ from tests.engine_adapter.proposers.heads import Heads, Tensors
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_SIZE, LAYERS = 64, 96, 2, 1, 32, 2
 EXPERTS, EXPERT_INNER = 4, 32
 CONVOLUTION = 4
+LATENT, ROPE, NOPE, QUERY_RANK = 512, 64, 32, 48
+"""Of latent attention; vLLM's kernels for CPUs have no other sizes of the first two."""
 
 MIX = 0.1
 """How much each layer adds to the embeddings."""
@@ -84,6 +86,17 @@ class _Draw:
                 self.vector(f"{prefix}.self_attn.{part}_proj.bias", size, 0.0)
         self.matrix(f"{prefix}.self_attn.o_proj.weight", HIDDEN, HEADS * HEAD_SIZE, MIX)
 
+    def latent_attention(self, prefix: str) -> None:
+        """Queries from a small vector, keys and values from the latent states."""
+        attention, width = f"{prefix}.self_attn", NOPE + ROPE
+        self.matrix(f"{attention}.q_a_proj.weight", QUERY_RANK, HIDDEN)
+        self.vector(f"{attention}.q_a_layernorm.weight", QUERY_RANK, 1.0)
+        self.matrix(f"{attention}.q_b_proj.weight", HEADS * width, QUERY_RANK, 2.0)
+        self.matrix(f"{attention}.kv_a_proj_with_mqa.weight", LATENT + ROPE, HIDDEN, 2.0)
+        self.vector(f"{attention}.kv_a_layernorm.weight", LATENT, 1.0)
+        self.matrix(f"{attention}.kv_b_proj.weight", HEADS * (NOPE + HEAD_SIZE), LATENT, 2.0)
+        self.matrix(f"{attention}.o_proj.weight", HIDDEN, HEADS * HEAD_SIZE, MIX)
+
     def mlp(self, prefix: str, inner: int = INNER) -> None:
         for part in "gate", "up":
             self.matrix(f"{prefix}.{part}_proj.weight", inner, HIDDEN)
@@ -124,6 +137,15 @@ class _Draw:
         self.vector(f"{network}.A_log", HEADS, 0.0)
         self.gated_experts(f"{prefix}.mlp")
         self.norms(f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
+
+    def following_layer(self, prefix: str) -> None:
+        """What an MTP layer has that follows the target's layers, with copies of both ends."""
+        self.norms(*(f"{prefix}.{name}" for name in ("enorm", "hnorm", "shared_head.norm")))
+        self.projection(f"{prefix}.eh_proj.weight", state_first=False)
+        self.tensors |= {
+            f"{prefix}.embed_tokens.weight": self.tensors["model.embed_tokens.weight"].clone(),
+            f"{prefix}.shared_head.head.weight": self.tensors["lm_head.weight"].clone(),
+        }
 
     def ends(self, vocabulary: int) -> None:
         """Embeddings, final norm and output layer."""
@@ -205,13 +227,7 @@ def glm4_moe(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads
     for i in range(LAYERS + layers):
         draw.block(f"model.layers.{i}", bias=True, mlp=experts if i else draw.mlp)
     for i in range(LAYERS, LAYERS + layers):
-        prefix = f"model.layers.{i}"
-        draw.norms(*(f"{prefix}.{name}" for name in ("enorm", "hnorm", "shared_head.norm")))
-        draw.projection(f"{prefix}.eh_proj.weight", state_first=False)
-        draw.tensors |= {
-            f"{prefix}.embed_tokens.weight": draw.tensors["model.embed_tokens.weight"].clone(),
-            f"{prefix}.shared_head.head.weight": draw.tensors["lm_head.weight"].clone(),
-        }
+        draw.following_layer(f"model.layers.{i}")
     config = {
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
@@ -231,6 +247,60 @@ def glm4_moe(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads
         "num_nextn_predict_layers": layers,
     }
     return Heads({**BASE, **config}, draw.tensors)
+
+
+def latent(
+    architecture: str, model_type: str, *, vocabulary: int = 2048, layers: int = 1, seed: int = 0
+) -> Heads:
+    """Latent attention, experts after a dense layer, and MTP layers as in GLM 4.5."""
+    draw = _Draw(seed)
+    draw.ends(vocabulary)
+    for i in range(LAYERS + layers):
+        prefix = f"model.layers.{i}"
+        draw.latent_attention(prefix)
+        if i:
+            correction = "gate.e_score_correction_bias"
+            draw.experts(f"{prefix}.mlp", correction=correction, shape=(EXPERTS,))
+        else:
+            draw.mlp(f"{prefix}.mlp")
+        draw.norms(f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
+    for i in range(LAYERS, LAYERS + layers):
+        draw.following_layer(f"model.layers.{i}")
+    config = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": vocabulary,
+        "kv_lora_rank": LATENT,
+        "q_lora_rank": QUERY_RANK,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": ROPE,
+        "v_head_dim": HEAD_SIZE,
+        "head_dim": ROPE,
+        "num_key_value_heads": HEADS,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": EXPERT_INNER,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_routed_experts": EXPERTS,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "num_nextn_predict_layers": layers,
+    }
+    return Heads({**BASE, **config}, draw.tensors)
+
+
+def deepseek_v3(**options: Any) -> Heads:
+    """`deepseek-ai/DeepSeek-V3`, R1 and V3.1."""
+    return latent("DeepseekV3ForCausalLM", "deepseek_v3", **options)
+
+
+def glm4_moe_lite(**options: Any) -> Heads:
+    """`zai-org/GLM-4.7-Flash`."""
+    return latent("Glm4MoeLiteForCausalLM", "glm4_moe_lite", **options)
 
 
 def qwen3_next(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
@@ -277,6 +347,8 @@ TARGETS: Mapping[str, Callable[..., Heads]] = {
     "ernie": ernie,
     "glm4_moe": glm4_moe,
     "qwen3_next": qwen3_next,
+    "deepseek_v3": deepseek_v3,
+    "glm4_moe_lite": glm4_moe_lite,
 }
 """Each family that `mtp` supports."""
 

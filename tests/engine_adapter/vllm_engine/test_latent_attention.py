@@ -23,6 +23,7 @@ from tests.engine_adapter.vllm_engine.support.accepting import (
     accept_every_first_draft,
     accept_what_matches,
 )
+from tests.engine_adapter.vllm_engine.support.hidden_amx import hide_amx
 from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt
 from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel
 from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine, RecordedRequest
@@ -69,11 +70,6 @@ EXPERTS: Mapping[str, Any] = {
 }
 DENSE: Mapping[str, Any] = {**EXPERTS, "first_k_dense_replace": 2}
 """Rounding may choose other experts, so a target with experts has no limit in bfloat16."""
-
-
-def without_amx() -> None:
-    """From now on vLLM takes the machine for one without AMX."""
-    torch.cpu._is_amx_tile_supported = lambda: False
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ def case(
         5,
         COMMON | {"max_num_seqs": 8, "num_gpu_blocks_override": 500} | options,
     )
-    engine = RecordedEngine(config, None if cell.has_amx else without_amx)
+    engine = RecordedEngine(config, None if cell.has_amx else hide_amx)
     yield LatentCase(engine, PlainModel(target), methods, cell)
     engine.stop()
 

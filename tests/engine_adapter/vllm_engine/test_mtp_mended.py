@@ -1,9 +1,10 @@
-"""An MTP layer of a target with gated delta networks: exact texts, and drafts as without switches.
+"""MTP layers of targets that stock vLLM mistakes on a CPU: exact texts, drafts as without switches.
 
-vLLM's kernels of these networks need bfloat16 on a CPU. Here they are PyTorch's, in float32.
+vLLM's kernels of gated delta networks need bfloat16 on a CPU: here they are PyTorch's, in float32.
+Latent attention has kernels in bfloat16 for CPUs with AMX: here it has those of other CPUs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,35 +20,64 @@ from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
     never_switched,
     same_drafts,
 )
+from tests.engine_adapter.vllm_engine.support.hidden_amx import (
+    hide_amx,
+    hide_amx_and_mend_rotary_embeddings,
+)
 from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt
 from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
 from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel
 from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine, RecordedRequest
 from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.prove,
-    pytest.mark.asyncio(loop_scope="session"),
-]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 K, LENGTH = 3, 48
 MTP, NGRAM, CASCADE = SpecMethod("mtp", K), SpecMethod("ngram", 4), SpecMethod("cascade", 4)
 
 
 @dataclass(frozen=True)
+class Family:
+    """A family of targets.
+
+    Attributes:
+        prepare: is called in the engine's process before it starts.
+        prepare_stock: the same of stock vLLM, with what Specgate mends.
+        blocks: of KV, fewer than the prompts of a test need.
+    """
+
+    prepare: Callable[[], None]
+    prepare_stock: Callable[[], None]
+    blocks: int
+
+
+LATENT = Family(hide_amx, hide_amx_and_mend_rotary_embeddings, blocks=120)
+FAMILIES = {
+    "qwen3_next": Family(compute_in_any_dtype, compute_in_any_dtype, blocks=60),
+    "deepseek_v3": LATENT,
+    "glm4_moe_lite": LATENT,
+}
+
+
+@dataclass(frozen=True)
 class Case:
     """An engine on a target with an MTP layer, and the target in transformers."""
 
+    family: Family
     folder: Path
     engine: RecordedEngine
     target: PlainModel
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    root = tmp_path_factory.mktemp("mtp")
-    folder = Path(write_target(TARGETS["qwen3_next"](seed=3), root / "target", Path(TARGET)))
+@pytest.fixture(
+    scope="module",
+    params=["qwen3_next", "deepseek_v3", pytest.param("glm4_moe_lite", marks=pytest.mark.prove)],
+)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Case]:
+    family, root = FAMILIES[request.param], tmp_path_factory.mktemp("mtp")
+    folder = Path(write_target(TARGETS[request.param](seed=3), root / "target", Path(TARGET)))
     specs = parse_specs(
         [
             {"name": "mtp", "num_speculative_tokens": K},
@@ -55,18 +85,23 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
             {"name": "cascade", "members": ["ngram", "mtp"]},
         ]
     )
-    arguments = {"num_gpu_blocks_override": 60, "max_num_batched_tokens": 320, "max_num_seqs": 16}
+    arguments = {
+        "num_gpu_blocks_override": family.blocks,
+        "max_num_batched_tokens": 320,
+        "max_num_seqs": 16,
+    }
     config = EngineConfig(str(folder), "mtp", specs, None, COMMON | arguments)
-    engine = RecordedEngine(config, compute_in_any_dtype)
-    yield Case(folder, engine, PlainModel(str(folder)))
+    engine = RecordedEngine(config, family.prepare)
+    yield Case(family, folder, engine, PlainModel(str(folder)))
     engine.stop()
 
 
+@pytest.mark.prove
 async def test_drafts_and_text_are_stock_vllms(case: Case, prompts: list[Prompt]) -> None:
     some = [prompts[8], prompts[9], prompts[16]]
     speculation = {"method": "mtp", "num_speculative_tokens": K}
     stock = run_stock(
-        str(case.folder), speculation, some, LENGTH, COMMON, prepare=compute_in_any_dtype
+        str(case.folder), speculation, some, LENGTH, COMMON, prepare=case.family.prepare_stock
     )
     got = case.engine.run([RecordedRequest(prompt, LENGTH, MTP) for prompt in some])
     compared = accepted = 0
@@ -83,6 +118,7 @@ async def test_drafts_and_text_are_stock_vllms(case: Case, prompts: list[Prompt]
     assert accepted > LENGTH // 4
 
 
+@pytest.mark.prove
 async def test_texts_are_exact_under_switches_and_preemption(
     case: Case, prompts: list[Prompt]
 ) -> None:
