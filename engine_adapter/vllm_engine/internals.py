@@ -191,7 +191,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "GPUModelRunner": _RUNNER_ATTRIBUTES,
     "AttentionLayerBase": ("kv_cache",),
     "dump_input": ("prepare_object_to_dump",),
-    "parallel_state": ("_TP", "graph_capture"),
+    "parallel_state": ("_EP", "_TP", "graph_capture"),
     "vllm.distributed.parallel_state:GroupCoordinator": ("broadcast",),
     "speculative": ("SpeculativeConfig",),
     # The patches of recurrent layers.
@@ -252,7 +252,7 @@ PATCHES = {
     "module_names.patch_init_speculator": "v2_model_runner.init_speculator, while a runner V2 is "
     "made",
     "module_names.patch_sampler": "v2_model_runner.Sampler, while a runner V2 loads its model",
-    "module_names.patch_tp_group": "parallel_state._TP, while a draft model loads or runs",
+    "module_names.patch_groups": "parallel_state._TP and _EP, while a draft model loads or runs",
     "module_names.patch_speculative_config": "speculative.SpeculativeConfig, while it makes a "
     "draft model's configuration",
 }
@@ -260,6 +260,7 @@ PATCHES = {
 
 PATCHED_CODE = (
     "vllm.config.speculative:SpeculativeConfig.__post_init__",
+    "vllm.distributed.parallel_state:get_ep_group",
     "vllm.distributed.parallel_state:get_tp_group",
     "vllm.platforms.interface:Platform.ray_device_key",
     "vllm.v1.engine.core:EngineCore.preprocess_add_request",

@@ -30,9 +30,15 @@ def patch_graph_manager(make_manager: Callable[..., Any]) -> AbstractContextMana
     return _replaced(compat.v2_model_runner, "ModelCudaGraphManager", make_manager)
 
 
-def patch_tp_group(group: Any) -> AbstractContextManager[None]:
-    """Within it, vLLM's layers are split over `group`, a tensor-parallel group of vLLM's."""
-    return _replaced(compat.parallel_state, "_TP", group)
+@contextmanager
+def patch_groups(group: Any) -> Iterator[None]:
+    """Within it, vLLM's layers are split over `group`, a tensor-parallel group of vLLM's.
+
+    So are their experts, for which vLLM has no group if the target has none.
+    """
+    state = compat.parallel_state
+    with _replaced(state, "_TP", group), _replaced(state, "_EP", group):
+        yield
 
 
 def patch_speculative_config(config: type) -> AbstractContextManager[None]:

@@ -24,7 +24,7 @@ HOOKS_OF_OURS = {
     "module_names.patch_init_speculator",
     "module_names.patch_sampler",
     "module_names.patch_speculative_config",
-    "module_names.patch_tp_group",
+    "module_names.patch_groups",
     "ray_on_cpu.patch_ray_worker",
     "recurrent_layers.patch_recurrent_layers",
     "triton_check.patch_triton_check",

@@ -13,7 +13,7 @@ import torch
 from torch.distributed import broadcast, get_backend
 
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.patches.module_names import patch_tp_group
+from engine_adapter.vllm_engine.patches.module_names import patch_groups
 
 
 def is_only_rank(parallel_config: Any) -> bool:
@@ -47,12 +47,11 @@ def tensor_parallel(size: int) -> Iterator[None]:
 
     All ranks must enter it together the first time.
     """
-    state = compat.parallel_state
-    if size == state.get_tensor_model_parallel_world_size():
-        yield
-        return
-    assert size == 1
-    with patch_tp_group(_single_rank_group()):
+    group = compat.parallel_state.get_tp_group()
+    if size != group.world_size:
+        assert size == 1
+        group = _single_rank_group()
+    with patch_groups(group):
         yield
 
 
