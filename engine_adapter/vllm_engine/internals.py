@@ -56,6 +56,7 @@ _RUNNER_ATTRIBUTES = (
     *("use_aux_hidden_state_outputs", "model_state", "attn_groups", "kv_cache_config"),
     *("kernel_block_sizes", "block_tables", "max_num_reqs", "max_num_tokens", "_dummy_run"),
     *("lora_config", "lora_state", "prompt_logprobs_worker", "_set_active_loras"),
+    *("vocab_size",),
 )
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

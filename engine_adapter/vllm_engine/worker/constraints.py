@@ -38,6 +38,16 @@ Masks of a hostile grammar take up to 0.07 s each, and a step may need 16 of the
 """
 
 
+def cut_mask(mask: npt.NDArray[np.int32], vocabulary: int) -> npt.NDArray[np.int32]:
+    """The part of a mask that the target has tokens for; its tokenizer may have more.
+
+    Args:
+        mask: [N, words], a bit for each token of the tokenizer.
+        vocabulary: how many tokens the target has.
+    """
+    return mask[:, : -(-vocabulary // 32)]
+
+
 class RowConstraint:
     """A `Constraint`: the matcher of a row. It has read the row, and perhaps drafts after it.
 

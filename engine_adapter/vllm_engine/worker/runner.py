@@ -31,6 +31,7 @@ from engine_adapter.proposers.staging import HostCopy
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_init_speculator, patch_sampler
 from engine_adapter.vllm_engine.state_layers import fault_of
+from engine_adapter.vllm_engine.worker.constraints import cut_mask
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.row_options import RowOptions
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
@@ -69,6 +70,7 @@ class RunnerHooks:
     """
 
     prompt_logprobs_worker: Any
+    vocab_size: int
     _step: StepState
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
@@ -210,6 +212,10 @@ class RunnerHooks:
             self.input_batch.num_tokens_no_spec[input_batch.idx_mapping_np],
             np.diff(input_batch.cu_num_logits_np) - 1,
         )
+        if grammar_output is not None:
+            grammar_output.grammar_bitmask = cut_mask(
+                grammar_output.grammar_bitmask, self.vocab_size
+            )
         sampled = super().sample(hidden_states, input_batch, grammar_output)
         self._step.emitted = sampled[0].sampled_token_ids
         return sampled

@@ -69,6 +69,14 @@ def row(backend: Any) -> Row:
     return made
 
 
+@pytest.mark.parametrize(("vocabulary", "words"), [(2048, 64), (2049, 65), (2080, 65), (31, 1)])
+def test_a_mask_has_a_bit_for_each_token_of_the_target(vocabulary: int, words: int) -> None:
+    from engine_adapter.vllm_engine.worker.constraints import cut_mask
+
+    mask = np.arange(3 * 65, dtype=np.int32).reshape(3, 65)
+    np.testing.assert_array_equal(cut_mask(mask, vocabulary), mask[:, :words])
+
+
 def test_the_text_between_the_values_is_forced(row: Row) -> None:
     first = row.forced()
     assert first
