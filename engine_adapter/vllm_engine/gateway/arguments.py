@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
@@ -226,6 +227,15 @@ def _check_end_of_reasoning(marks: Any) -> None:
             f"reasoning_end_str: must end with what ends the reasoning for {marks.reasoning_parser}"
             f", got {marks.reasoning_end_str!r}",
         )
+
+
+def refusal_of(error: Exception) -> EngineConfigError:
+    """vLLM's refusal of its arguments, under the name of the argument with which it begins."""
+    reason = reason_of(error)
+    name = reason.partition(" ")[0].removesuffix(":")
+    if name not in {field.name for field in fields(compat.AsyncEngineArgs)}:
+        return EngineConfigError("engine_args", reason)
+    return EngineConfigError(name, reason.removeprefix(f"{name}: "))
 
 
 def reason_of(error: Exception) -> str:

@@ -146,7 +146,7 @@ class EngineProcess:
         except EngineConfigError:
             raise
         except Exception as error:  # vLLM raises many types for a bad argument
-            raise EngineConfigError("engine_args", arguments.reason_of(error)) from error
+            raise arguments.refusal_of(error) from error
         if self._abandoned.is_set():
             return
         try:

@@ -66,6 +66,7 @@ def test_vllms_front_ends_are_measured_without_a_core(tmp_path: Path) -> None:
     assert (results["half_load"], results["many"]) == ([], [])
 
 
+@pytest.mark.prove
 @pytest.mark.engine
 def test_a_profile_has_the_functions_of_an_event(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -35,6 +35,7 @@ def test_rules_do_what_their_unit_tests_say(path: Path) -> None:
     assert status == 0, output
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("expr", [NEVER, ALWAYS], ids=["silent", "firing"])
 def test_the_unit_tests_notice_an_alert_that_is_always(expr: str, tmp_path: Path) -> None:
     for path in RULE_FILES:

@@ -23,6 +23,7 @@ from engine_adapter.vllm_engine.gateway.arguments import (
     engine_args,
     engine_config,
     reason_of,
+    refusal_of,
 )
 
 
@@ -142,6 +143,26 @@ def test_a_refusal_of_vllm_is_told_without_pydantics_words() -> None:
     assert reason_of(caught.value) == (
         "dtype: Input should be a valid string; block_size: Input should be 16 or 32"
     )
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.parametrize(
+    ("reason", "setting", "message"),
+    [
+        (
+            "max_num_batched_tokens (128) must be greater than or equal to max_num_seqs (256).",
+            "max_num_batched_tokens",
+            "max_num_batched_tokens (128) must be greater than or equal to max_num_seqs (256).",
+        ),
+        ("block_size: Input should be 16 or 32", "block_size", "Input should be 16 or 32"),
+        ("float32 is not supported", "engine_args", "float32 is not supported"),
+    ],
+)
+def test_a_refusal_names_the_argument_with_which_it_begins(
+    reason: str, setting: str, message: str
+) -> None:
+    error = refusal_of(ValueError(reason))
+    assert (error.setting, error.message) == (setting, message)
 
 
 @pytest.mark.needs_vllm
