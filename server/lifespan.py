@@ -131,6 +131,7 @@ async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:
         # The model's revision does not exist in another tokenizer's repository.
         revision=settings.revision if info.tokenizer == info.model else None,
         trust_remote_code=bool(settings.trust_remote_code),
+        has_own_class=info.engine != "fake",
         special_tokens_as_text=settings.special_tokens_in_chats == "as-text",
         images=info.images,
     )

@@ -85,18 +85,25 @@ class Renderer:
         chat_template: str | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        has_own_class: bool = True,
         special_tokens_as_text: bool = True,
         images: ImageSupport | None = None,
     ) -> "Renderer":
         """Reads the tokenizer from a folder or the hub, and the template from its file.
 
         Blocks for seconds. Raises `OSError` or `ValueError` if either cannot be read.
+
+        Args:
+            has_own_class: the tokenizer has the class of its model, as in vLLM. Otherwise it has
+                transformers' general class, as in the fake engine, which is imported sooner.
         """
         # Imported in the loading thread: the import takes seconds, and the port must open first.
-        from transformers import AutoTokenizer
+        import transformers
 
         template = Path(chat_template).read_text("utf-8") if chat_template is not None else None
-        loaded = AutoTokenizer.from_pretrained(
+        loaded = (
+            transformers.AutoTokenizer if has_own_class else transformers.PreTrainedTokenizerFast
+        ).from_pretrained(
             tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code
         )
         renderer = cls(
