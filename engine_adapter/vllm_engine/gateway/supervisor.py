@@ -135,11 +135,11 @@ class Supervisor(Generic[C]):
         child = self._create()
         try:
             await child.start(on_progress)
-            await self._adopt(child)
-        except EngineDead as error:
-            reason = await child.died()
-            await child.stop()
-            raise EngineStartError(f"The engine process {reason}, before it served.") from error
+            try:
+                await self._adopt(child)
+            except EngineDead as error:
+                reason = await child.died()
+                raise EngineStartError(f"The engine process {reason}, before it served.") from error
         except BaseException:
             await child.stop()
             raise

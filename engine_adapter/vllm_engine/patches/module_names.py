@@ -34,10 +34,10 @@ def patch_graph_manager(make_manager: Callable[..., Any]) -> AbstractContextMana
 def patch_groups(group: Any) -> Iterator[None]:
     """Within it, vLLM's layers are split over `group`, a tensor-parallel group of vLLM's.
 
-    So are their experts, for which vLLM has no group if the target has none.
+    So are their experts, if the target has none: vLLM makes no group for them then.
     """
     state = compat.parallel_state
-    with _replaced(state, "_TP", group), _replaced(state, "_EP", group):
+    with _replaced(state, "_TP", group), _replaced(state, "_EP", state._EP or group):
         yield
 
 
