@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from demo import model_path
 from engine_adapter.seam.errors import EngineConfigError
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
@@ -34,27 +36,21 @@ def mamba(folder: Path) -> str:
     return save(MambaForCausalLM(MambaConfig(hidden_size=64, state_size=16, **SIZES)), folder)
 
 
-def experts(folder: Path) -> str:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        hidden_size=128,
-        intermediate_size=128,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=64,
-        num_local_experts=4,
-        max_position_embeddings=2048,
-        **SIZES,
-    )
-    return save(MixtralForCausalLM(config), folder)
+def incomplete(folder: Path) -> str:
+    """The demo's draft model without its last norm."""
+    shutil.copytree(model_path("draft"), folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.norm.weight"]
+    save_file(tensors, file)
+    return str(folder)
 
 
 @pytest.mark.parametrize(
     ("make", "begins", "says"),
     [
         (mamba, "small: model: mamba ", "has layers whose cache is not proven"),
-        (experts, "small: {model}: ", "expert parallel group"),
+        (incomplete, "small: {model}: ", "model.norm.weight"),
     ],
 )
 async def test_a_draft_model_that_cannot_work_ends_the_start_with_its_name(
@@ -64,7 +60,7 @@ async def test_a_draft_model_that_cannot_work_ends_the_start_with_its_name(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Layers are known from the configuration; what an engine lacks, only when it loads."""
+    """Layers are known from the configuration; what weights lack, only when they are read."""
     model = make(tmp_path / "draft")
     draft = {"name": "small", "method": "draft_model", "model": model}
     with pytest.raises(EngineConfigError, match=says) as caught:
