@@ -78,7 +78,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core_client:MPClient": ("resources",),
     "vllm.v1.engine.core_client:BackgroundResources": ("engine_manager",),
     "vllm.v1.engine.utils:CoreEngineProcManager": ("processes",),
-    "cpu_resource_utils": ("get_allowed_cpu_list", "parse_id_list"),
+    "cpu_resource_utils": ("get_allowed_cpu_list", "get_visible_memory_node", "parse_id_list"),
     "vllm.utils.cpu_resource_utils:LogicalCPUInfo": ("id", "physical_core", "numa_node"),
     "PrometheusStatLogger": (
         *("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls"),

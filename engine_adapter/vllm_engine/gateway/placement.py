@@ -9,6 +9,7 @@ from typing import Any
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.gateway.ray_backend import uses_ray
 
 THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
 """vLLM's variable: `auto`, `nobind`, or the CPUs of each worker, as `0-3|4-7`."""
@@ -43,13 +44,17 @@ def cores(config: EngineConfig) -> frozenset[int] | None:
     threads of one core stay together. `VLLM_CPU_OMP_THREADS_BIND` can name others.
 
     Raises:
-        EngineConfigError: there are fewer cores than engines, or the variable does not fit.
+        EngineConfigError: there are fewer cores than engines or memory nodes than ranks, or the
+            variable does not fit.
     """
     size, index = config.data_parallel_size, config.data_parallel_index
     binding = os.environ.get(THREADS_BIND, "auto")
+    ranks = int(config.arguments.get("tensor_parallel_size") or 1)
+    if size == 1 and binding == "auto":
+        _check_memory_nodes(config, ranks)
     if size == 1 or binding == "nobind":
         return None
-    if int(config.arguments.get("tensor_parallel_size") or 1) > 1:
+    if ranks > 1:
         raise EngineConfigError(
             _SIZE,
             "with tensor_parallel_size on CPU, vLLM binds the threads of every engine to the same "
@@ -67,6 +72,19 @@ def cores(config: EngineConfig) -> frozenset[int] | None:
         message = f"{size} engines need as many cores, and the server may use {count}"
         raise EngineConfigError(_SIZE, message)
     return shares[index]
+
+
+def _check_memory_nodes(config: EngineConfig, ranks: int) -> None:
+    """vLLM binds each rank of this machine to a memory node of its own, and asserts that it can."""
+    if ranks == 1 or uses_ray(config.arguments):
+        return
+    nodes = len(compat.cpu_resource_utils.get_visible_memory_node())
+    if nodes < ranks:
+        raise EngineConfigError(
+            "tensor_parallel_size",
+            f"on a CPU, vLLM binds each of {ranks} ranks to a memory (NUMA) node, and there are "
+            f"{nodes}: set {THREADS_BIND} to the CPUs of each rank, as 0-3|4-7, or to nobind",
+        )
 
 
 def dealt(cpus: list[Any], size: int) -> list[frozenset[int]]:

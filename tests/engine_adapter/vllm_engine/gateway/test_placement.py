@@ -38,6 +38,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     found = cpus(*((i, i % 4, 0) for i in range(8)))
     resources = SimpleNamespace(
         get_allowed_cpu_list=lambda: found,
+        get_visible_memory_node=lambda: [0],
         parse_id_list=compat.cpu_resource_utils.parse_id_list,
     )
     monkeypatch.setattr(compat, "cpu_resource_utils", resources, raising=False)
@@ -101,6 +102,29 @@ def test_threads_can_be_left_unbound(machine: pytest.MonkeyPatch) -> None:
 def test_tensor_parallelism_on_a_cpu_is_refused_with_the_remedy() -> None:
     with pytest.raises(EngineConfigError, match=f"set {THREADS_BIND}=nobind"):
         cores(config(0, data_parallel_size=2, tensor_parallel_size=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "binding", "fits"),
+    [
+        ({"tensor_parallel_size": 2}, None, False),
+        ({"tensor_parallel_size": 2}, "0-3|4-7", True),
+        ({"tensor_parallel_size": 2}, "nobind", True),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}, None, True),
+        ({"tensor_parallel_size": 1}, None, True),
+    ],
+)
+def test_more_ranks_than_memory_nodes_need_a_binding(
+    machine: pytest.MonkeyPatch, arguments: dict[str, Any], binding: str | None, fits: bool
+) -> None:
+    if binding is not None:
+        machine.setenv(THREADS_BIND, binding)
+    if fits:
+        assert cores(config(0, **arguments)) is None
+        return
+    with pytest.raises(EngineConfigError, match="each of 2 ranks to a memory") as caught:
+        cores(config(0, **arguments))
+    assert caught.value.setting == "tensor_parallel_size"
 
 
 def test_a_process_that_is_started_there_stays_there() -> None:
