@@ -37,8 +37,8 @@ async def count_tokens(runtime: Runtime, body: CountTokensRequest) -> tuple[int,
 def _unmet_thinking(runtime: Runtime, thinking: Thinking | None) -> tuple[str, ...]:
     """`thinking`, if it asks for reasoning by a variable that the chat template does not read.
 
-    And its budget, if there is no reasoning, or the engine does not limit it: Anthropic's clients
-    must send one.
+    And its budget, if reasoning is off or the engine does not limit it: Anthropic's clients must
+    send one.
     """
     if thinking is None:
         return ()

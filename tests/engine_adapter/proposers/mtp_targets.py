@@ -49,6 +49,19 @@ BASE: Mapping[str, Any] = {
 }
 """The fields that all of them have."""
 
+ROUTED: Mapping[str, Any] = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": EXPERT_INNER,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_routed_experts": EXPERTS,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+}
+"""Experts after a dense layer, and one for every token."""
+
 
 @dataclass
 class _Draw:
@@ -235,15 +248,7 @@ def glm4_moe(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads
         "attention_bias": True,
         "use_qk_norm": False,
         "partial_rotary_factor": 0.5,
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": EXPERT_INNER,
-        "n_group": 1,
-        "topk_group": 1,
-        "n_routed_experts": EXPERTS,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.0,
+        **ROUTED,
         "num_nextn_predict_layers": layers,
     }
     return Heads({**BASE, **config}, draw.tensors)
@@ -277,15 +282,7 @@ def latent(
         "v_head_dim": HEAD_SIZE,
         "head_dim": ROPE,
         "num_key_value_heads": HEADS,
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": EXPERT_INNER,
-        "n_group": 1,
-        "topk_group": 1,
-        "n_routed_experts": EXPERTS,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.0,
+        **ROUTED,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
         "num_nextn_predict_layers": layers,

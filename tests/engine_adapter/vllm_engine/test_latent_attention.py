@@ -171,7 +171,6 @@ async def test_a_draft_model_has_latent_states_of_its_own(
     got = case.engine.run([RecordedRequest(prompt, LENGTH, OWN) for prompt in some])
     counts = [got.accepted(i, OWN.proposer, prompt) for i, prompt in enumerate(some)]
     drafted, accepted = (sum(column) for column in zip(*counts, strict=True))
-    print(drafted, accepted)
     assert accepted > (0.8 if case.cell.has_amx else 0.99) * drafted
 
 
