@@ -17,6 +17,9 @@ SOURCES := server engine_adapter demo benchmarks deploy
 BUILD_TOOLS := setuptools wheel ninja cmake nanobind grpcio-tools
 $(VENV)/%: export PATH := $(CURDIR)/$(BIN):$(PATH)
 
+# The tests start some hundred processes: with bytecode each of them imports 0.4 s faster.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DELETE_ON_ERROR:
 .PHONY: serve ray unit test test-newest test-async prove check gpu-check openapi docs dist format clean
 

@@ -1,8 +1,9 @@
 """`create_app`: the application, its middleware and its routes."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
@@ -126,8 +127,7 @@ def create_app(
     app.state.openapi_document = EncodedDocument(app)
     app.state.startup_callbacks = callbacks or StartupCallbacks()
     install_error_handlers(app)
-    for router in (*ROUTERS, console.router) if has_console else ROUTERS:
-        app.include_router(router)
+    _add_routes(app, (*ROUTERS, console.router) if has_console else ROUTERS)
     return app
 
 
@@ -141,9 +141,14 @@ def _line_application(state: AppState) -> FastAPI:
     )
     app.state.specgate = state
     install_error_handlers(app)
-    for router in LINE_ROUTERS:
-        app.include_router(router)
+    _add_routes(app, LINE_ROUTERS)
     return app
+
+
+def _add_routes(app: FastAPI, routers: Iterable[APIRouter]) -> None:
+    """Adds the routers' own routes: `include_router` would build each again, 0.1 s for all."""
+    for router in routers:
+        app.router.routes.extend(router.routes)
 
 
 def _tracing(settings: Settings) -> "Tracing | None":
