@@ -9,6 +9,7 @@ target `toy/SEED/LAYER,LAYER`.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,13 +41,21 @@ def next_state(state: int, token: int) -> int:
     return (state * 1103515245 + token + 12345) % _MODULUS
 
 
-def states(tokens: Sequence[int], seed: int) -> list[int]:
+def states(tokens: Sequence[int], seed: int) -> tuple[int, ...]:
     """A hash of each prefix of `tokens`."""
-    state, out = seed, []
-    for token in tokens:
-        state = next_state(state, int(token))
-        out.append(state)
-    return out
+    return _states(tuple(map(int, tokens)), seed)
+
+
+@lru_cache(maxsize=10_000)
+def _states(tokens: tuple[int, ...], seed: int) -> tuple[int, ...]:
+    """The same; a text that grows, as all do, needs only its last tokens' hashes."""
+    if not tokens:
+        return ()
+    whole = (len(tokens) - 1) // 16 * 16
+    out = list(_states(tokens[:whole], seed))
+    for token in tokens[whole:]:
+        out.append(next_state(out[-1] if out else seed, token))
+    return tuple(out)
 
 
 def predictions(tokens: Sequence[int], seed: int) -> list[int]:
@@ -79,14 +88,26 @@ def head_outputs(
     The token is mostly the twin's if the last state is the target's; otherwise it is a hash of all
     pairs. The head's own states differ from the target's.
     """
-    folded, out = seed, []
-    for token, state in pairs:
+    return list(_head_outputs(tuple(pairs), seed, tuple(layers))[0])
+
+
+@lru_cache(maxsize=10_000)
+def _head_outputs(
+    pairs: tuple[tuple[float, float], ...], seed: int, layers: tuple[int, ...]
+) -> tuple[list[tuple[int, float]], int]:
+    """The same, and the hash of all pairs; as above, only the last pairs are new."""
+    if not pairs:
+        return [], seed
+    whole = (len(pairs) - 1) // 16 * 16
+    before, folded = _head_outputs(pairs[:whole], seed, layers)
+    out = before.copy()
+    for token, state in pairs[whole:]:
         folded = next_state(folded, int(token) * 31 + int(state) % 1009)
         target = (int(state) - sum(layers)) // max(len(layers), 1)
         following = next_state(target, int(token))
         hashed = folded >> 8
         out.append(((following >> 8 if hashed % 4 else hashed) % VOCAB, float(following ^ 1)))
-    return out
+    return out, folded
 
 
 class ToyForward(ABC):
