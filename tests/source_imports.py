@@ -6,6 +6,7 @@ Imports are parsed, never executed; those inside functions count too.
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGES = ("server", "engine_adapter", "demo", "benchmarks", "deploy")
@@ -46,8 +47,9 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
 def imports(root: Path) -> list[Import]:
-    """Every import of the tree."""
+    """Every import of the tree, as it is when it is first asked for."""
     return [
         found
         for module, path in sources(root)

@@ -37,6 +37,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 LENGTH = 32
 DRAFTING = CHOICES | {"prediction": 8}
+FEW = ("none", "ngram", "draft", "eagle3")
+"""Methods of which each has batches of its own in `make test`; all of them share one there too."""
 ECHOES = itertools.count()
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 
@@ -113,7 +115,10 @@ async def test_adapters_change_the_text(
         assert same < 3, "adapters must have an effect to be tested"
 
 
-@pytest.mark.parametrize("proposer", DRAFTING)
+@pytest.mark.parametrize(
+    "proposer",
+    [name if name in FEW else pytest.param(name, marks=pytest.mark.prove) for name in DRAFTING],
+)
 async def test_the_text_is_that_of_stock_vllm_with_the_same_adapter(
     lora: Live, prompts: list[Prompt], texts: dict[str, list[tuple[int, ...]]], proposer: str
 ) -> None:

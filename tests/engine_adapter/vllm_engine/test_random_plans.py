@@ -7,7 +7,7 @@ a seed.
 Greedy output is stock vLLM's under preemption, chunked prefill, prefix hits and aborts, with every
 proposer. All drafts of the target for itself are accepted, also after steps of other proposers.
 
-A fault that shows in one step of a hundred is missed by 400 steps with a probability of 2 %, if
+A fault that shows in one step of a hundred is missed by 200 steps with a probability of 13 %, if
 steps are independent. `make prove` runs 10,000 steps, and 2,000 on two ranks; in `make test`
 `worker/drafting/test_tensor_parallel.py` compares texts of two ranks.
 """
@@ -117,10 +117,10 @@ async def two_ranks() -> AsyncIterator[Live]:
             yield live
 
 
-async def test_four_hundred_steps_on_one_rank(
+async def test_two_hundred_steps_on_one_rank(
     one_rank: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    await fuzz(one_rank, stock, prompts, steps=400)
+    await fuzz(one_rank, stock, prompts, steps=200)
 
 
 @pytest.mark.prove

@@ -145,14 +145,18 @@ async def stored_ids(client: httpx.AsyncClient) -> dict[str, str]:
     return ids | {"file_id": await new("create_file", FORM), "batch_id": batch_id}
 
 
-async def engine_is_idle(gateway: Gateway) -> None:
-    """Waits until no batch and no request runs: a reset of the prefix cache needs that."""
-    running = True
-    while running:
-        await asyncio.sleep(0.01)
+async def end_batches(gateway: Gateway) -> None:
+    """Cancels all batches: a reset of the prefix cache needs an engine without requests."""
+
+    async def running() -> list[str]:
         page = (await gateway.client.get("/v1/batches", params={"limit": 100})).json()
         assert not page["has_more"]
-        running = not ENDED.issuperset(batch["status"] for batch in page["data"])
+        return [batch["id"] for batch in page["data"] if batch["status"] not in ENDED]
+
+    for batch_id in await running():
+        await gateway.client.post(f"/v1/batches/{batch_id}/cancel")
+    while await running():
+        await asyncio.sleep(0.02)
     await eventually(lambda: gateway.engine.num_running == 0)
 
 
@@ -176,7 +180,7 @@ async def test_every_success_is_as_documented(
             needs_ids = "_id}" in PATHS[name][1] + json.dumps(body)
             ids = await stored_ids(gateway.client) if needs_ids else {}
             if name == "reset_prefix_cache":
-                await engine_is_idle(gateway)
+                await end_batches(gateway)
             response = await send(gateway.client, name, body, **ids)
             assert response.status_code == 200, (name, response.text)
             sent.add((name, response.headers["content-type"].partition(";")[0]))

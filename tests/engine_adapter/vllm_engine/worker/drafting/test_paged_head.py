@@ -11,6 +11,7 @@ import pytest
 
 from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.support.paged_cases import (
+    SEEDS,
     check_random_run,
     kinds_of_worlds,
     prompt,
@@ -32,7 +33,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("how", "pressure"), kinds_of_worlds({"twin": 50}))
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 def test_switches_preemption_chunks_and_prefix_hits_do_not_change_drafts(
     make: Any, how: dict[str, Any], pressure: bool, seed: int
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.vllm_engine.support.paged_cases import (
+    SEEDS,
     kinds_of_worlds,
     prompt,
     world_of_heads,
@@ -29,7 +30,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("how", "pressure"), kinds_of_worlds({"twin": 50}))
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 def test_a_draft_is_that_of_a_run_without_switches_or_is_missing(
     make: Any, how: dict[str, Any], pressure: bool, seed: int
 ) -> None:
