@@ -41,10 +41,15 @@ class WorkerHooks:
     _load: BackgroundLoad | None = None
     _smoke_test: ProposerSmokeTest | None = None
 
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        """Creates the worker as vLLM does. From here on the gateway hears why a rank fails."""
+        pipe = SpecgateConfig.from_vllm_config(vllm_config).progress_pipe
+        report_failures(ProgressWriter(pipe))
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Loads as vLLM does, with progress lines. The process then exits with its parent."""
         exit_with_parent()
-        report_failures(self._progress)
         if compat.current_platform.is_cpu():
             patch_rotary_embedding()
             if self.vllm_config.lora_config:

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from engine_adapter.seam.types import SamplingOptions
+from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine import test_draft_limits as draft_limits
 from tests.engine_adapter.vllm_engine import test_random_plans as random_plans
 from tests.engine_adapter.vllm_engine import test_sampling as sampling
@@ -81,7 +82,7 @@ async def test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
 async def test_random_plans_change_no_text(
     overlapped: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
-    await random_plans.fuzz(overlapped, stock, prompts, steps=150)
+    await random_plans.fuzz(overlapped, stock, prompts, steps=80)
 
 
 async def test_policies_change_no_text(
@@ -100,13 +101,11 @@ async def test_fifty_switches_change_no_text(
     )
 
 
-@pytest.mark.parametrize("options", ["temperature", "penalties", "min_tokens", "everything"])
+@pytest.mark.parametrize("options", proved_beyond(["penalties", "everything"], sampling.OPTIONS))
 async def test_a_seeded_text_is_that_of_plain_decoding(
     overlapped: Live, prompts: list[Prompt], options: str
 ) -> None:
-    await sampling.test_a_seeded_text_is_that_of_plain_decoding(
-        overlapped, prompts, sampling.OPTIONS[options]
-    )
+    await sampling.check_seeded(overlapped, prompts, sampling.OPTIONS[options])
 
 
 async def test_drafts_follow_the_options_of_their_request(
@@ -116,7 +115,7 @@ async def test_drafts_follow_the_options_of_their_request(
     await draft_limits.test_drafts_follow_the_options_of_their_request(overlapped, prompts, options)
 
 
-@pytest.mark.parametrize("options", ["temperature", "everything"])
+@pytest.mark.parametrize("options", proved_beyond(["everything"], ["temperature", "everything"]))
 async def test_sampled_drafts_change_no_seeded_text_and_are_accepted(
     overlapped: Live, prompts: list[Prompt], options: str
 ) -> None:

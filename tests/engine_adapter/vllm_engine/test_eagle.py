@@ -14,6 +14,7 @@ import pytest
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import PLAIN, SpecMethod
+from tests.cases import proved_beyond
 from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
@@ -121,7 +122,9 @@ async def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
     assert same_drafts(got, want, method.proposer) >= 15
 
 
-@pytest.mark.parametrize("method", [TWO, SMALL], ids=lambda method: method.proposer)
+@pytest.mark.parametrize(
+    "method", proved_beyond([SMALL], [TWO, SMALL]), ids=lambda method: method.proposer
+)
 async def test_drafts_after_preemption_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:

@@ -79,9 +79,9 @@ PROPOSERS: list[dict[str, Any]] = [
 ]
 NAMES = [fields["name"] for fields in PROPOSERS]
 FEW = ("draft-sure", "medusa-sampled", "eagle-sampled")
-"""A model of its own, a head, and a head with a KV cache, all of which sample their drafts; two with
-the block rule, and one with a confidence gate. Drafts without probabilities are taken where they
-are the target's own sample: under a seed, `test_sampling` compares their texts."""
+"""A model of its own, a head, and a head with a KV cache, all of which sample their drafts; two
+with the block rule, and one with a confidence gate. Drafts without probabilities are taken where
+they are the target's own sample: under a seed, `test_sampling` compares their texts."""
 
 FOR_CONSTRAINTS: list[dict[str, Any]] = [
     {"name": "grammar"},

@@ -19,6 +19,7 @@ from engine_adapter.vllm_engine.learned_memory import (
     MEASURED_CALLS,
     LearnedMemory,
 )
+from tests.cases import proved_beyond
 
 MIB = 1 << 20
 NEVER, ALWAYS = 1.0, 0.0
@@ -153,7 +154,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.needs_vllm
-@pytest.mark.parametrize("form", [slow, late, alternatives])
+@pytest.mark.parametrize("form", proved_beyond([late, alternatives], [slow, late, alternatives]))
 def test_lexers_that_learn_at_once_take_no_more_than_the_budgets(
     process: ProcessPoolExecutor, form: Any
 ) -> None:

@@ -159,7 +159,7 @@ async def churn(
 async def test_memory_is_freed_and_no_stream_stalls(
     engine: Live, medusa: str, prompts: list[Prompt]
 ) -> None:
-    growth, paused, control = await churn(engine, medusa, prompts, cycles=12, settled=6)
+    growth, paused, control = await churn(engine, medusa, prompts, cycles=8, settled=4)
     assert growth <= GROWTH_MIB
     assert paused <= STALL_S + control
 

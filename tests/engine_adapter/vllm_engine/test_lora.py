@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from engine_adapter.seam.errors import EngineConfigError, LoraRefused
 from engine_adapter.seam.types import GenerationRequest, LoraAdapter, SamplingOptions
+from tests.cases import proved_beyond
 from tests.engine_adapter.lora import cached_adapter, write_adapter
 from tests.engine_adapter.vllm_engine.conftest import (
     CHOICES,
@@ -115,10 +116,7 @@ async def test_adapters_change_the_text(
         assert same < 3, "adapters must have an effect to be tested"
 
 
-@pytest.mark.parametrize(
-    "proposer",
-    [name if name in FEW else pytest.param(name, marks=pytest.mark.prove) for name in DRAFTING],
-)
+@pytest.mark.parametrize("proposer", proved_beyond(FEW, DRAFTING))
 async def test_the_text_is_that_of_stock_vllm_with_the_same_adapter(
     lora: Live, prompts: list[Prompt], texts: dict[str, list[tuple[int, ...]]], proposer: str
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine_adapter.seam.types import FinishReason, RepetitionDetection, SamplingOptions
+from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.conftest import TARGET, THINKING
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate, greedy, pinned
 
@@ -35,12 +36,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "presence_penalty": 0.3,
     },
 }
+FEW = (
+    *("temperature", "penalties", "min_tokens", "allowed_token_ids", "thinking_token_budget"),
+    "everything",
+)
+"""Those of `make test`; most others are parts of `everything`."""
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("name", proved_beyond(FEW, OPTIONS))
 async def test_a_seeded_text_is_that_of_plain_decoding(
-    live: Live, prompts: list[Prompt], options: dict[str, Any]
+    live: Live, prompts: list[Prompt], name: str
 ) -> None:
+    await check_seeded(live, prompts, OPTIONS[name])
+
+
+async def check_seeded(live: Live, prompts: list[Prompt], options: dict[str, Any]) -> None:
+    """Asserts that seeded texts do not depend on the proposer."""
+
     def sampled(seed: int) -> SamplingOptions:
         return SamplingOptions(**({"max_tokens": 40, "ignore_eos": True, "seed": seed} | options))
 
@@ -176,7 +188,7 @@ async def test_a_text_that_repeats_itself_ends_at_the_same_token_with_every_prop
         assert sampling is free or tokens == (77,) * 10
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("temperature", proved_beyond([1.0], [0.0, 1.0]))
 async def test_reasoning_ends_after_its_budget_and_the_text_goes_on(
     live: Live, prompts: list[Prompt], temperature: float
 ) -> None:

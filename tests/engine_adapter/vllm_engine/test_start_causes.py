@@ -9,6 +9,7 @@ import pytest
 
 from demo import model_path
 from engine_adapter.seam.errors import EngineConfigError, EngineStartError
+from engine_adapter.vllm_engine.gateway import arguments
 from tests.engine_adapter.vllm_engine.conftest import start
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -64,11 +65,23 @@ async def test_the_exception_of_a_failed_load_is_in_the_error(tmp_path: Path) ->
     assert str(caught.value).startswith("vLLM did not start: AssertionError: Sliding window for")
 
 
+async def test_memory_that_is_not_free_is_told_with_its_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's worker refuses it before it loads; on a CPU only without a size of the KV cache."""
+    monkeypatch.setattr(arguments, "CPU_KV_CACHE_BYTES", None)
+    with pytest.raises(EngineStartError) as caught:
+        await start([], gpu_memory_utilization=0.999)
+    message = str(caught.value)
+    assert message.startswith("vLLM did not start: ValueError: Available memory on node")
+    assert "--gpu-memory-utilization" in message
+
+
 @pytest.mark.prove
 async def test_a_target_whose_first_step_fails_is_never_ready(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {"max_model_len": 256, "load_format": "dummy", "dtype": "bfloat16"}
+    fields: dict[str, Any] = {"max_model_len": 256, "load_format": "dummy", "dtype": "bfloat16"}
     with pytest.raises(EngineConfigError) as caught:
-        await start([], model(tmp_path, HEADS_OF_32), **arguments)
+        await start([], model(tmp_path, HEADS_OF_32), **fields)
     assert caught.value.setting == "model"
     assert "cannot run a step on this machine: RuntimeError: Unexpected head dim size, 32" in (
         caught.value.message

@@ -17,6 +17,7 @@ import pytest_asyncio
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import PLAIN, SpecMethod
+from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.conftest import CHOICES, COMMON, PROPOSERS, TARGET
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import check_fresh_drafts
 from tests.engine_adapter.vllm_engine.support.live import Prompt, Stock, start_stock
@@ -150,7 +151,7 @@ async def test_layers_with_a_window_free_blocks_and_those_of_drafts_keep_theirs(
     assert got.freed >= 2 * (len(prompts[16]) - WINDOW) // BLOCK
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "draft"])
+@pytest.mark.parametrize("name", proved_beyond(["eagle3", "draft"], ["eagle", "eagle3", "draft"]))
 async def test_drafts_after_a_switch_are_those_of_a_run_without(
     case: Case, prompts: list[Prompt], name: str
 ) -> None:

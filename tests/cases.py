@@ -1,0 +1,14 @@
+"""Parameters of tests of which `make test` runs a part, and `make prove` the others."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def proved_beyond(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """The values for `parametrize`; those that are not quick are marked `prove`."""
+    return [
+        value if value in quick else pytest.param(value, marks=pytest.mark.prove)
+        for value in values
+    ]
