@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine_adapter.seam.types import PLAIN, SpecMethod
+from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.support.paged_cases import (
     kinds_of_worlds,
     prompt,
@@ -23,7 +24,7 @@ WORLDS = ("drafts", "heads", "lean")
 """Draft models; heads; heads for some of which the target's states are not kept."""
 
 
-@pytest.fixture(params=WORLDS)
+@pytest.fixture(params=proved_beyond(["drafts", "heads"], WORLDS))
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param != "drafts":
         return world_of_heads(monkeypatch, lean=request.param == "lean")
