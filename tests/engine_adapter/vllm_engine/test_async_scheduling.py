@@ -79,10 +79,11 @@ async def test_rows_of_every_proposer_share_batches_and_keep_stock_vllms_texts(
     assert all(totals[name].accepted > 0 for name in CHOICES if name != "none")
 
 
+@pytest.mark.parametrize("steps", proved_beyond([80], [80, 400]))
 async def test_random_plans_change_no_text(
-    overlapped: Live, stock: Stock, prompts: list[Prompt]
+    overlapped: Live, stock: Stock, prompts: list[Prompt], steps: int
 ) -> None:
-    await random_plans.fuzz(overlapped, stock, prompts, steps=80)
+    await random_plans.fuzz(overlapped, stock, prompts, steps=steps)
 
 
 async def test_policies_change_no_text(

@@ -106,11 +106,12 @@ async def of_each(
     return dict(zip(methods, results, strict=True))
 
 
-async def test_100_texts_fit_their_schemas_and_are_those_of_plain_decoding(
-    live: Live, prompts: list[Prompt]
+@pytest.mark.parametrize("count", proved_beyond([100], [100, 200]))
+async def test_texts_fit_their_schemas_and_are_those_of_plain_decoding(
+    live: Live, prompts: list[Prompt], count: int
 ) -> None:
     rng = random.Random(3)
-    jobs = [(prompts[i % len(prompts)], rng.choice(SCHEMAS)) for i in range(100)]
+    jobs = [(prompts[i % len(prompts)], rng.choice(SCHEMAS)) for i in range(count)]
 
     async def run(prompt: Prompt, schema: dict[str, Any], name: str) -> Result:
         spec = pinned(name, DRAFTING.get(name, 0))

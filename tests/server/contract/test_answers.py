@@ -155,7 +155,7 @@ async def end_batches(gateway: Gateway) -> None:
 
     for batch_id in await running():
         await gateway.client.post(f"/v1/batches/{batch_id}/cancel")
-    while await running():  # noqa: ASYNC110 (a batch that ends tells nobody here)
+    while await running():  # noqa: ASYNC110 (a batch has no event for its end)
         await asyncio.sleep(0.02)
     await eventually(lambda: gateway.engine.num_running == 0)
 

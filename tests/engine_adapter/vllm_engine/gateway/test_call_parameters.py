@@ -21,6 +21,7 @@ from engine_adapter.vllm_engine.gateway.call_grammar import call_begins
 from engine_adapter.vllm_engine.gateway.call_parameters import STYLES, ParameterWriter
 from engine_adapter.vllm_engine.gateway.call_tags import own_tag
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
+from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.gateway.parser_texts import (
     TARGET,
     ParserKind,
@@ -281,10 +282,13 @@ def test_in_free_text_calls_are_held(held: Held) -> None:
         assert not held.accepts(constraint, f"Well. {wrong}")
 
 
-def test_every_call_that_the_grammar_makes_is_read_and_fits_its_schema(held: Held) -> None:
+@pytest.mark.parametrize("samples", proved_beyond([12], [12, 30]))
+def test_every_call_that_the_grammar_makes_is_read_and_fits_its_schema(
+    held: Held, samples: int
+) -> None:
     constraint = held.constraint(ANSWER)
     counts = dict.fromkeys(SCHEMAS, 0)
-    for seed in range(12):
+    for seed in range(samples):
         text, token_ids = held.sample(constraint, seed)
         calls = held.calls(text, token_ids)
         assert calls, text
