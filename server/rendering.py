@@ -276,19 +276,38 @@ class Renderer:
             if self._images is not None:
                 # Placeholders are special tokens: those of the client are hidden before.
                 messages = with_placeholders(messages, self._images)
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=hidden_value.value["tools"],
+            apply = partial(
+                self._tokenizer.apply_chat_template,
                 **hidden_value.value["documents"],
                 chat_template=template or self._chat_template,
                 tokenize=False,
                 **hidden_value.value["variables"],
                 **options,
             )
+            tools = hidden_value.value["tools"]
+            try:
+                text = apply(messages, tools=tools)
+            except TypeError:  # some templates, such as gpt-oss's, take no null for a text
+                text = apply(*_without_nulls(messages, tools))
         except (TemplateError, TypeError, ValueError, RecursionError) as error:
             message = f"The chat template rejects these messages: {truncate(str(error))}"
             raise InvalidField(param, message) from error
         return str(text), hidden_value
+
+
+def _without_nulls(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """The chat with an empty text for a content and a tool's description that is null."""
+    filled_messages = [{**message, "content": message.get("content") or ""} for message in messages]
+    if tools is None:
+        return filled_messages, None
+    functions = [tool["function"] for tool in tools]
+    filled_tools = [
+        {**tool, "function": {**function, "description": function.get("description") or ""}}
+        for tool, function in zip(tools, functions, strict=True)
+    ]
+    return filled_messages, filled_tools
 
 
 def _plain(value: Any) -> Any:

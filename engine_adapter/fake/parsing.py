@@ -80,6 +80,10 @@ class FakeParsing:
         """See `Parsing.new_parser`."""
         return FakeParser(self.calls, self.reasoning)
 
+    def text_constraint(self, answer: StructuredOutput) -> StructuredOutput:
+        """See `Parsing.text_constraint`."""
+        return answer
+
     def call_constraint(
         self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single_call: bool
     ) -> CallConstraint:

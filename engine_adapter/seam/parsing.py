@@ -44,7 +44,7 @@ class CallConstraint:
 
 
 class NoCallGrammar(Exception):
-    """No grammar can express the calls as the parser reads them; the message says why."""
+    """No grammar can express the text as the parser reads it; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,14 @@ class Parsing(Protocol):
 
     def new_parser(self) -> OutputParser:
         """A parser for one choice."""
+        ...
+
+    def text_constraint(self, answer: StructuredOutput) -> StructuredOutput:
+        """The constraint on a whole text without calls whose answer is held to `answer`.
+
+        Raises:
+            NoCallGrammar: the engine cannot hold such a text to its answer.
+        """
         ...
 
     def call_constraint(

@@ -12,7 +12,7 @@ from engine_adapter.seam.parsing import (
     Parsing,
     ParsingRequest,
 )
-from engine_adapter.seam.types import EngineInfo, SamplingOptions
+from engine_adapter.seam.types import EngineInfo, SamplingOptions, StructuredOutput
 from server.errors import InvalidField
 from server.openai.chat_input import ChatInput
 from server.openai.function_tools import FunctionTools
@@ -72,11 +72,17 @@ class ToolUse:
     calls: CallConstraint | None = None
 
     def constrained(self, options: SamplingOptions) -> SamplingOptions:
-        """The options with the constraint, and with the special tokens that parsers need."""
+        """The options with the constraint, and with the special tokens that parsers need.
+
+        Raises `InvalidField` if the engine cannot hold the answer to its constraint.
+        """
+        answer = options.structured_output
         if self.calls is not None:
             options = replace(options, structured_output=self.calls.constraint)
         elif self.held_fields:
             options = replace(options, structured_output=None)
+        elif answer is not None and self.parsing is not None:
+            options = replace(options, structured_output=_text_constraint(self.parsing, answer))
         if self.parsing is None or not self.parsing.needs_special_tokens:
             return options
         return replace(options, skip_special_tokens=False)
@@ -152,6 +158,14 @@ def tool_use(
     if calls is not None and calls.begins:
         of_answer = runtime.engine.parsing(replace(request, tools=()))
     return replace(use, of_answer=of_answer, calls=calls)
+
+
+def _text_constraint(parsing: Parsing, answer: StructuredOutput) -> StructuredOutput:
+    try:
+        return parsing.text_constraint(answer)
+    except NoCallGrammar as error:
+        message = f"{answer.param} cannot be enforced with this model's format of messages: {error}"
+        raise InvalidField(answer.param, message, "unsupported_parameter") from error
 
 
 def _held_fields(chat: ChatInput) -> tuple[str, ...]:

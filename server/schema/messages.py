@@ -176,8 +176,8 @@ class Message(Bounded):
         """The message as chat templates expect it.
 
         Its content is one string; with pictures it is a list of parts, as templates know them.
-        `developer` is OpenAI's newer name of `system`; templates know the older name. Some
-        templates read reasoning under the one name, some under the other.
+        `developer` is OpenAI's newer name of `system`; templates know the older name. Templates
+        read reasoning under three names. gpt-oss's rejects a call with both a text and `thinking`.
         """
         content: Any = None if self.content is None else self.text
         if self.image_urls:
@@ -191,6 +191,8 @@ class Message(Bounded):
             fields["tool_call_id"] = self.tool_call_id
         if reasoning := self.reasoning or self.reasoning_content:
             fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
+            if not (self.tool_calls and content):
+                fields["thinking"] = reasoning
         return fields
 
 

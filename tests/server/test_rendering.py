@@ -121,6 +121,23 @@ async def test_template_that_refuses_is_a_400(tmp_path: Path) -> None:
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
+async def test_a_template_that_takes_no_null_gets_an_empty_text(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text(
+        "{% for t in tools %}{{ '//' + t.function.description }}{% endfor %}"
+        "{% for m in messages %}{% if 'x' in m.content %}x{% endif %}[{{ m.content }}]{% endfor %}"
+    )
+    renderer = Renderer.load(TARGET, chat_template=str(path))
+    tool = {"type": "function", "function": {"name": "f", "description": None}}
+    assistant = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    ids = await renderer.encode_chat([USER, assistant], tools=[tool])
+    assert await renderer.decode(ids) == "//[hi][]"
+    plain = tmp_path / "plain.jinja"
+    plain.write_text("{% for m in messages %}{% if m.content is none %}null{% endif %}{% endfor %}")
+    renderer = Renderer.load(TARGET, chat_template=str(plain))
+    assert await renderer.decode(await renderer.encode_chat([USER, assistant])) == "null"
+
+
 async def test_no_template_is_a_clear_400() -> None:
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     tokenizer.chat_template = None

@@ -1,7 +1,8 @@
-"""The constraint on texts in which a target may call tools, for vLLM's parsers."""
+"""The constraints on texts that have a form of the target's own, such as calls of tools."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine_adapter.seam.config import EngineConfig
@@ -12,6 +13,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.arguments import structured_outputs_config
 from engine_adapter.vllm_engine.gateway.call_grammar import call_begins, call_grammar
 from engine_adapter.vllm_engine.gateway.call_tags import own_tag
+from engine_adapter.vllm_engine.gateway.harmony_tag import harmony_tag
 
 
 class CallConstraints:
@@ -71,6 +73,30 @@ class CallConstraints:
             ConstraintKind.GRAMMAR, text, param=param, unenforced=unenforced
         )
         return CallConstraint(constraint, begins)
+
+    def harmony(
+        self, schemas: Mapping[str, str], answer: StructuredOutput | None
+    ) -> StructuredOutput:
+        """The constraint on a text of gpt-oss, its reasoning included.
+
+        Args:
+            schemas: tool -> the JSON schema of its arguments, as JSON text.
+            answer: `None` leaves the answer free.
+
+        Raises:
+            NoCallGrammar: there is none.
+        """
+        if self._lacks:
+            raise NoCallGrammar(self._lacks)
+        text = call_grammar(
+            harmony_tag(schemas, answer),
+            None,
+            specials=self._specials,
+            json_schema=self._inline_schema,
+        )
+        if answer is None:
+            return StructuredOutput(ConstraintKind.GRAMMAR, text, param="tools")
+        return replace(answer, kind=ConstraintKind.GRAMMAR, value=text, choices=())
 
     def _structural_tag(
         self, parser: Any, body: Any, schemas: Mapping[str, str], *, single_call: bool

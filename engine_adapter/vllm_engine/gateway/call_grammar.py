@@ -97,7 +97,9 @@ class _Writer:
         self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def text_with_calls(self, node: Node) -> str:
-        """Any text, with calls where one of their triggers begins them."""
+        """Any text, with calls where one of their triggers begins them, or the whole text."""
+        if node["type"] == "whole_text":
+            return self._expression(node["content"])
         if node["type"] == "whole_calls":
             begins = [begin for begin in call_begins(node) if not self._special.match(begin)]
             letters = re.escape("".join({begin[0] for begin in begins}))
@@ -138,6 +140,10 @@ class _Writer:
                 return self._tag(node, node["begin"])
             case "const_string":
                 return self._literal(node["value"])
+            case "text":
+                return json.dumps(node["value"])
+            case "message_text":
+                return _ANY_TEXT
             case "json_schema" if node["style"] == "json":
                 return self.json(node["json_schema"])
             case "regex":

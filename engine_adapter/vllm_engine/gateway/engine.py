@@ -18,7 +18,7 @@ from engine_adapter.seam.counts import StepReport
 from engine_adapter.seam.errors import EngineDead, EngineError, EngineFull, EngineNotReady
 from engine_adapter.seam.images import ImagePrompt
 from engine_adapter.seam.interface import EngineObserver
-from engine_adapter.seam.parsing import ParsingRequest
+from engine_adapter.seam.parsing import Parsing, ParsingRequest
 from engine_adapter.seam.types import (
     NO_PARSER,
     NO_SWITCH,
@@ -36,7 +36,7 @@ from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, prefli
 from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
 from engine_adapter.vllm_engine.gateway.model_runner import scheduling
 from engine_adapter.vllm_engine.gateway.parser_search import choose_parsers
-from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
+from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
 from engine_adapter.vllm_engine.gateway.process import EngineProcess
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.gateway.supervisor import Supervisor
@@ -224,7 +224,7 @@ class VllmEngine:
             finally:
                 await outputs.aclose()
 
-    def parsing(self, request: ParsingRequest) -> VllmParsing | None:
+    def parsing(self, request: ParsingRequest) -> Parsing | None:
         """See `Engine.parsing`."""
         if not self._parsers.are_configured:
             return None

@@ -59,7 +59,10 @@ _JSON_CALL = r'<tool_call>\s*\{"name":.*"arguments":'
 _XML_CALL = r"<tool_call>\s*<function=[^>]+>\s*<parameter="
 _KEYS_CALL = r"<tool_call>[^<]*<arg_key>"
 _ATEM_CALL = r"<atem:invoke name="
-_CHANNEL: Marks = ("<|channel|>analysis<|message|>", "<|end|>")
+_CHANNEL: Marks = (
+    "<|channel|>analysis<|message|>",
+    "<|end|><|start|>assistant<|channel|>final<|message|>",
+)
 _COHERE: Marks = ("<|START_THINKING|>", "<|END_THINKING|>")
 _GRANITE: Marks = ("Here is my thought process:", "Here is my response:")
 _PLAMO: Marks = ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>")

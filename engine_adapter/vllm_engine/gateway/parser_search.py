@@ -11,11 +11,11 @@ import structlog
 from engine_adapter.seam.config import AUTO_PARSER, EngineConfig
 from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.seam.message_parts import AssistantMessage, Piece, assemble
-from engine_adapter.seam.parsing import ParsingRequest
+from engine_adapter.seam.parsing import OutputParser, Parsing, ParsingRequest
 from engine_adapter.seam.text import truncate
 from engine_adapter.seam.types import NO_PARSER, Delta, FinishReason, ParserChoice
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.gateway.output_parser import VllmParser
+from engine_adapter.vllm_engine.gateway.harmony import HarmonyParsing, HarmonyTokens, is_harmony
 from engine_adapter.vllm_engine.gateway.parser_choice import (
     PROBE_TOOL,
     CannotRead,
@@ -106,8 +106,7 @@ class _Search:
             probe.variables,
         )
         try:
-            parser = composed_parser(self._config.model, self._tokenizer, calls, reasoning)
-            parsing = VllmParsing(parser, self._tokenizer, None, request, None)
+            parsing = self._parsing(request, calls, reasoning)
             message = parsing.new_parser().whole(
                 Delta(probe.text, self._token_ids(probe.text), finish_reason=FinishReason.STOP)
             )
@@ -117,7 +116,17 @@ class _Search:
         # A call that is lost in a stream is found at its end; see `VllmParser`.
         return (message,) if probe.has_call else (message, streamed)
 
-    def _stream(self, parser: VllmParser, text: str) -> Iterator[Piece]:
+    def _parsing(
+        self, request: ParsingRequest, calls: str | None, reasoning: str | None
+    ) -> Parsing:
+        """The parsers of a request, without constraints. Raises anything."""
+        if is_harmony(calls, reasoning):
+            tokens = HarmonyTokens(self._tokenizer)
+            return HarmonyParsing(tokens, request, None, finds_reasoning=reasoning is not None)
+        parser = composed_parser(self._config.model, self._tokenizer, calls, reasoning)
+        return VllmParsing(parser, self._tokenizer, None, request, None)
+
+    def _stream(self, parser: OutputParser, text: str) -> Iterator[Piece]:
         """The pieces of a text that comes token by token."""
         for token in self._token_ids(text):
             yield from parser.read(Delta(self._tokenizer.decode([token]), (token,)))

@@ -5,11 +5,12 @@ from typing import Any
 
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.errors import EngineConfigError
-from engine_adapter.seam.parsing import CallConstraint, ParsingRequest
+from engine_adapter.seam.parsing import CallConstraint, Parsing, ParsingRequest
 from engine_adapter.seam.types import StructuredOutput
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway.arguments import tokenizer_source
 from engine_adapter.vllm_engine.gateway.call_constraint import CallConstraints
+from engine_adapter.vllm_engine.gateway.harmony import HarmonyParsing, HarmonyTokens, is_harmony
 from engine_adapter.vllm_engine.gateway.output_parser import VllmParser
 from engine_adapter.vllm_engine.gateway.parser_calls import Allowance, ParserCalls
 from engine_adapter.vllm_engine.patches.log_filters import silence_parser_lines, taken_parser_errors
@@ -27,6 +28,7 @@ class VllmParsers:
         self._with_calls: Any = None
         self._without_calls: Any = None
         self._constraints: CallConstraints | None = None
+        self._harmony: HarmonyTokens | None = None
 
     @property
     def are_configured(self) -> bool:
@@ -44,6 +46,10 @@ class VllmParsers:
         _check_name("reasoning_parser", config.reasoning_parser, compat.ReasoningParserManager)
         silence_parser_lines()
         self._tokenizer = load_tokenizer(config)
+        if is_harmony(config.tool_call_parser, config.reasoning_parser):
+            self._harmony = HarmonyTokens(self._tokenizer)
+            self._constraints = CallConstraints(config, self._tokenizer)
+            return
         self._without_calls = self._composed(None)
         self._with_calls = self._without_calls
         if config.tool_call_parser:
@@ -58,8 +64,11 @@ class VllmParsers:
         except TypeError as error:  # vLLM names its flags, and the reason
             raise EngineConfigError(setting, str(error)) from error
 
-    def parsing(self, request: ParsingRequest, model_config: Any) -> "VllmParsing | None":
+    def parsing(self, request: ParsingRequest, model_config: Any) -> Parsing | None:
         """The parsers of a request; `None` if there is nothing to tell apart."""
+        if self._harmony is not None and self._constraints is not None:
+            finds_reasoning = self._config.reasoning_parser is not None
+            return HarmonyParsing(self._harmony, request, self._constraints, finds_reasoning)
         parser = self._with_calls if request.tools else self._without_calls
         if parser is None:
             return None
@@ -139,6 +148,10 @@ class VllmParsing:
         prompt = self._request.prompt_token_ids
         with taken_parser_errors():
             return VllmParser(lambda: self._new_parser_of(self._body), self._body, prompt, calls)
+
+    def text_constraint(self, answer: StructuredOutput) -> StructuredOutput:
+        """See `Parsing.text_constraint`. The engine applies it after the reasoning."""
+        return answer
 
     def call_constraint(
         self, schemas: Mapping[str, str], answer: StructuredOutput | None, *, single_call: bool

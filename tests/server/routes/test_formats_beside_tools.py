@@ -198,3 +198,22 @@ async def test_strict_is_ignored_with_notice_elsewhere(
     error = (await picky.chat("free", tools=TOOLS)).json()["error"]
     assert (error["param"], error["code"]) == ("tools.1.function.strict", "unsupported_parameter")
     assert (await picky.chat("free", tools=TOOLS, tool_choice="required")).status_code == 200
+
+
+async def test_a_constraint_that_has_no_place_in_the_models_messages_is_refused(
+    choosing: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, answer: StructuredOutput) -> StructuredOutput:
+        raise NoCallGrammar("it cannot stand within that of a message")
+
+    monkeypatch.setattr(fake_parsing.FakeParsing, "text_constraint", refuse)
+    for fields, param in (
+        ({"response_format": FORMAT}, "response_format"),
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
+    ):
+        response = await choosing.chat("an answer", **fields)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+        assert "cannot stand within" in error["message"]
+    assert (await choosing.chat("an answer")).status_code == 200

@@ -48,8 +48,11 @@ class FamilyCall:
         return self.parser
 
 
+_HARMONY = "<|channel|>commentary to=functions.get_weather json<|message|>"
+
 CALLS = (
     FamilyCall("hermes", f"<tool_call>\n{_NAMED}\n</tool_call>"),
+    FamilyCall("openai", f"{_HARMONY}{ARGUMENTS}<|call|>"),
     FamilyCall("granite4", f"<tool_call>\n{_NAMED}\n</tool_call>", "GraniteMoeHybridForCausalLM"),
     FamilyCall("ernie45", f"<tool_call>\n{_NAMED}\n</tool_call>", "Ernie4_5_MoeForCausalLM"),
     FamilyCall("longcat", f"<longcat_tool_call>\n{_NAMED}\n</longcat_tool_call>"),

@@ -18,6 +18,7 @@ from engine_adapter.seam.parsing import ParsingRequest
 from engine_adapter.seam.types import Delta, FinishReason
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import parsing as module
+from engine_adapter.vllm_engine.gateway.harmony import MARKS, REASONING_PARSER, TOOL_CALL_PARSER
 from engine_adapter.vllm_engine.gateway.output_parser import VllmParser
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
 
@@ -108,6 +109,8 @@ def _composed(kind: ParserKind) -> Any:
 @cache
 def asked_tokens(kind: ParserKind) -> tuple[str, ...]:
     """The tokens that a parser looks for and the demo's vocabulary lacks."""
+    if kind.name in (TOOL_CALL_PARSER, REASONING_PARSER):
+        return MARKS
     tokenizer = copy.deepcopy(demo_tokenizer())
     vocabulary = _AskedVocabulary(tokenizer.get_vocab())
     tokenizer.get_vocab = lambda: vocabulary

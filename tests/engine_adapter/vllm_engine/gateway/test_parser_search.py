@@ -81,7 +81,6 @@ def test_every_parser_of_calls_has_a_family_and_a_call_in_these_tests() -> None:
     untried = {
         "cohere_command3": "a package that is not installed",
         "cohere_command4": "a package that is not installed",
-        "openai": "the vocabulary of gpt-oss",
         "beam": "a form that no template here shows",
         "functiongemma": "it leaves out arguments that are no strings",
     }

@@ -71,7 +71,7 @@ CHOICES: dict[str, tuple[str | None, str | None]] = {
     "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", None),
     "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", None),
     "moonshotai-Kimi-K2": ("kimi_k2", None),
-    "openai-gpt-oss-120b": (None, None),
+    "openai-gpt-oss-120b": ("openai", "openai_gptoss"),
     "openbmb-MiniCPM5-1B": ("minicpm5", "deepseek_v3"),
     "poolside-Laguna-XS.2": ("poolside_v1", "poolside_v1"),
     "unsloth-mistral-Devstral-Small-2507": ("mistral", None),
