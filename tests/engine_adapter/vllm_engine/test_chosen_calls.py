@@ -9,10 +9,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine_adapter.seam.config import EngineConfig
-from engine_adapter.seam.parsing import CallConstraint, ParsingRequest
+from engine_adapter.seam.parsing import CallConstraint, Parsing, ParsingRequest
 from engine_adapter.seam.types import ConstraintKind, FinishReason, StructuredOutput
 from engine_adapter.vllm_engine.gateway.call_grammar import call_grammar
-from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
+from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
 from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.conftest import CHOICES, TARGET
 from tests.engine_adapter.vllm_engine.support.live import (
@@ -42,7 +42,7 @@ ANSWER = of_keys(of=CHOSEN, sure=BOOLEAN)
 
 
 @pytest.fixture(scope="module")
-def parsing() -> VllmParsing:
+def parsing() -> Parsing:
     """The parsers of a request with tools."""
     parsers = VllmParsers(EngineConfig(TARGET, "demo", tool_call_parser="hermes"))
     parsers.load()
@@ -52,7 +52,7 @@ def parsing() -> VllmParsing:
     return made
 
 
-def constraint(parsing: VllmParsing, answer: Any, *, single_call: bool) -> CallConstraint:
+def constraint(parsing: Parsing, answer: Any, *, single_call: bool) -> CallConstraint:
     schemas = {name: json.dumps(schema) for name, schema in SCHEMAS.items()}
     held = None if answer is None else of_schema(answer)
     return parsing.call_constraint(schemas, held, single_call=single_call)
@@ -79,7 +79,7 @@ async def of_every(
     "chooses", proved_beyond(["the answer", "calls"], ["the answer", "a call", "calls"])
 )
 async def test_an_answer_or_calls_are_those_of_plain_decoding(
-    live: Live, prompts: list[Prompt], parsing: VllmParsing, chooses: str
+    live: Live, prompts: list[Prompt], parsing: Parsing, chooses: str
 ) -> None:
     held = constraint(parsing, ANSWER, single_call=chooses == "a call")
     begin = "{" if chooses == "the answer" else "<tool_call>"
@@ -107,7 +107,7 @@ async def test_an_answer_or_calls_are_those_of_plain_decoding(
 
 
 async def test_free_text_is_that_without_the_constraint(
-    live: Live, prompts: list[Prompt], parsing: VllmParsing
+    live: Live, prompts: list[Prompt], parsing: Parsing
 ) -> None:
     held = constraint(parsing, None, single_call=False)
     for prompt in prompts[:2]:

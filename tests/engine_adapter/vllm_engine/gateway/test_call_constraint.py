@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 from demo import model_path
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.message_parts import assemble
-from engine_adapter.seam.parsing import CallConstraint, NoCallGrammar, ParsingRequest
+from engine_adapter.seam.parsing import CallConstraint, NoCallGrammar, Parsing, ParsingRequest
 from engine_adapter.seam.types import ConstraintKind, Delta, FinishReason, StructuredOutput
 from engine_adapter.vllm_engine.gateway import parsing as module
-from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
+from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -69,7 +69,7 @@ def of(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the parsing of a request for a parser."""
     monkeypatch.setattr(module, "load_tokenizer", lambda config: tokenizer)
 
-    def make(name: str, **arguments: Any) -> VllmParsing:
+    def make(name: str, **arguments: Any) -> Parsing:
         config = EngineConfig(TARGET, "demo", tool_call_parser=name, arguments=arguments)
         parsers = VllmParsers(config)
         parsers.load()

@@ -13,14 +13,14 @@ from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
 from engine_adapter.seam.config import EngineConfig
-from engine_adapter.seam.parsing import CallConstraint, NoCallGrammar, ParsingRequest
+from engine_adapter.seam.parsing import CallConstraint, NoCallGrammar, Parsing, ParsingRequest
 from engine_adapter.seam.types import ConstraintKind, Delta, FinishReason, StructuredOutput
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.call_grammar import call_begins
 from engine_adapter.vllm_engine.gateway.call_parameters import STYLES, ParameterWriter
 from engine_adapter.vllm_engine.gateway.call_tags import own_tag
-from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
+from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
 from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.gateway.parser_texts import (
     TARGET,
@@ -158,7 +158,7 @@ def plain(text: str) -> str:
 class Held:
     """A parser with the constraint that its grammar makes."""
 
-    def __init__(self, name: str, tokenizer: Any, parsing: VllmParsing) -> None:
+    def __init__(self, name: str, tokenizer: Any, parsing: Parsing) -> None:
         self.name = name
         self._tokenizer = tokenizer
         self._parsing = parsing

@@ -14,7 +14,7 @@ from engine_adapter.seam.parsing import ParsingRequest
 from engine_adapter.seam.types import Delta, FinishReason
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import parsing as module
-from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
+from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
 from tests.engine_adapter.vllm_engine.gateway import parser_texts
 from tests.engine_adapter.vllm_engine.gateway.parser_texts import ParserKind
 
@@ -148,7 +148,7 @@ def test_a_prompt_can_have_ended_the_reasoning(
 def test_hermes_needs_special_tokens_and_no_constraint() -> None:
     parsers = loaded(tool_call_parser="hermes")
     made = parsers.parsing(ParsingRequest((5,), TOOLS, num_earlier_calls=3), None)
-    assert made is not None
+    assert isinstance(made, VllmParsing)
     assert made.needs_special_tokens
     assert made._body.structured_outputs is None
     assert parsers.parsing(ParsingRequest((5,)), None) is None
