@@ -14,12 +14,13 @@ from transformers import AutoTokenizer
 
 from demo import model_path
 from engine_adapter.seam.config import EngineConfig
-from engine_adapter.seam.parsing import OutputParser, ParsingRequest
+from engine_adapter.seam.parsing import ParsingRequest
 from engine_adapter.seam.types import Delta, FinishReason
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.harmony import MARKS, REASONING_PARSER, TOOL_CALL_PARSER
-from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
+from engine_adapter.vllm_engine.gateway.output_parser import VllmParser
+from engine_adapter.vllm_engine.gateway.parsing import VllmParsers, VllmParsing
 
 TARGET = str(model_path("target"))
 
@@ -50,8 +51,8 @@ class ParserKind:
 
 
 def all_parsers() -> list[ParserKind]:
-    """Every parser that can be made here."""
-    left_out = WITHOUT_PACKAGE | WITHOUT_TEMPLATE
+    """Every parser of vLLM's that can be made here."""
+    left_out = WITHOUT_PACKAGE | WITHOUT_TEMPLATE | {TOOL_CALL_PARSER, REASONING_PARSER}
     return [
         ParserKind(setting, name)
         for setting, manager in (
@@ -133,11 +134,11 @@ def loaded(kind: ParserKind, monkeypatch: Any) -> VllmParsers:
     return parsers
 
 
-def new_parser(parsers: VllmParsers) -> OutputParser:
+def new_parser(parsers: VllmParsers) -> VllmParser:
     """A parser of a request with `TOOLS`, if it reads calls."""
     tools = TOOLS if parsers._config.tool_call_parser else ()
     parsing = parsers.parsing(ParsingRequest((5, 6), tools), None)
-    assert parsing is not None
+    assert isinstance(parsing, VllmParsing)
     return parsing.new_parser()
 
 

@@ -20,6 +20,7 @@ from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.call_grammar import call_begins
 from engine_adapter.vllm_engine.gateway.call_parameters import STYLES, ParameterWriter
 from engine_adapter.vllm_engine.gateway.call_tags import own_tag
+from engine_adapter.vllm_engine.gateway.harmony import TOOL_CALL_PARSER
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
 from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.gateway.parser_texts import (
@@ -378,7 +379,7 @@ def test_the_document_lists_the_parsers_with_a_grammar(monkeypatch: pytest.Monke
     rows = re.findall(r"^\| (?:JSON|marked parameters|Python) \| (.*) \|$", document, re.MULTILINE)
     documented = set(re.findall(r"`(\w+)`", " ".join(rows)))
     has_grammar = set()
-    for kind in all_parsers():
+    for kind in (*all_parsers(), ParserKind("tool_call_parser", TOOL_CALL_PARSER)):
         if kind.setting != "tool_call_parser":
             continue
         parsing = loaded(kind, monkeypatch).parsing(ParsingRequest((5,), TOOLS), None)

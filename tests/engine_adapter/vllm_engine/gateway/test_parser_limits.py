@@ -18,10 +18,9 @@ from engine_adapter.seam.message_parts import (
     TextPiece,
     assemble,
 )
-from engine_adapter.seam.parsing import OutputParser
 from engine_adapter.seam.types import Delta
 from engine_adapter.vllm_engine.gateway import parser_calls
-from engine_adapter.vllm_engine.gateway.output_parser import _UnshownText
+from engine_adapter.vllm_engine.gateway.output_parser import VllmParser, _UnshownText
 from engine_adapter.vllm_engine.gateway.parser_calls import (
     BURST_S,
     CREDIT_S,
@@ -59,7 +58,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
-def streamed(parser: OutputParser, parts: Sequence[Delta]) -> AssistantMessage:
+def streamed(parser: VllmParser, parts: Sequence[Delta]) -> AssistantMessage:
     return assemble([piece for part in parts for piece in parser.read(part)])
 
 
@@ -280,7 +279,7 @@ def capped(call: Callable[[], Any], cap_s: float = CAP_S) -> float:
     return time.thread_time() - began
 
 
-def longest_and_total(parser: OutputParser, parts: Sequence[Delta]) -> tuple[float, float]:
+def longest_and_total(parser: VllmParser, parts: Sequence[Delta]) -> tuple[float, float]:
     """The CPU time of the longest `read`, and of all."""
     times = []
     for part in parts:
