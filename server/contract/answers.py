@@ -7,6 +7,7 @@ its body, its dependencies and its path: 400, 401, 403, 408, 413, 500 and 503.
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from types import UnionType
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -48,7 +49,7 @@ MESSAGE_ERROR = "MessageError"
 
 
 def answers(
-    model: type[BaseModel] | None = None,
+    model: type[BaseModel] | UnionType | None = None,
     *,
     events: Sequence[type[BaseModel]] = (),
     texts: Sequence[str] = (),

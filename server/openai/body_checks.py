@@ -12,7 +12,7 @@ from server.openai.chat_input import ChatPrompt
 from server.openai.models import ServedModel, find_model
 from server.schema.base import Body, without_effect
 from server.schema.chat import ReasoningEffort
-from server.schema.generation_body import GenerationBody
+from server.schema.generation_body import MAX_PROMPTS, GenerationBody
 from server.settings import Settings
 from server.state import Runtime
 
@@ -45,6 +45,13 @@ def check_body(runtime: Runtime, body: Body) -> CheckedBody:
     model = find_model(runtime, name)
     ignored = body.ignored_fields(strict=runtime.settings.strict_fields)
     return CheckedBody(name, model, ignored)
+
+
+def check_choices(num_prompts: int, body: GenerationBody) -> None:
+    """Raises `InvalidField` for too many choices of all prompts together."""
+    if (choices := num_prompts * (body.n or 1)) > MAX_PROMPTS:
+        message = f"The number of prompts times n can be at most {MAX_PROMPTS}, not {choices}."
+        raise InvalidField("n", message)
 
 
 def check_generation_body(runtime: Runtime, body: GenerationBody) -> CheckedBody:

@@ -1,11 +1,14 @@
-"""`/v1/chat/completions`: from the body to a prepared request."""
+"""`/v1/chat/completions` and its batches: from the body to a prepared request."""
 
+import asyncio
 from dataclasses import replace
+from typing import cast
 
 from engine_adapter.seam.types import SamplingOptions
 from server.errors import InvalidField
 from server.openai.answer_overlap import earlier_overlap
 from server.openai.body_checks import (
+    check_choices,
     check_enforced,
     check_generation_body,
     unmet_documents,
@@ -29,14 +32,37 @@ from server.openai.sampling import (
 )
 from server.openai.tool_use import check_tool_use, tool_use
 from server.schema.base import without_effect
-from server.schema.chat import ChatCompletionRequest
+from server.schema.chat import ChatBatchRequest, ChatCompletionRequest
 from server.schema.generation_body import GenerationBody
 from server.state import Runtime
+
+_ID_PREFIX = "chatcmpl-"
 
 
 async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> PreparedRequest:
     """Checks and renders a chat completion. Raises `ApiError`."""
-    return await prepare_input(runtime, body, chat_input(body), "chatcmpl-")
+    return await prepare_input(runtime, body, chat_input(body, body.messages), _ID_PREFIX)
+
+
+async def prepare_chats(runtime: Runtime, body: ChatBatchRequest) -> PreparedRequest:
+    """Checks and renders several chats, which are one request. Raises `ApiError`."""
+    check_choices(len(body.messages), body)
+    shared, requests = chat_input(body, body.messages[0]), []
+    for number, messages in enumerate(body.messages):
+        chat = shared.with_messages(messages, f"messages.{number}")
+        if urls := chat.prompt.image_urls():
+            message = f"{urls[0].param}: pictures need a chat of their own; send it alone."
+            raise InvalidField(urls[0].param, message)
+        requests.append(await prepare_input(runtime, body, chat, _ID_PREFIX))
+        await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
+    overlaps = [request.overlap for request in requests if request.overlap is not None]
+    return replace(
+        requests[0],
+        prompts=[prompt for request in requests for prompt in request.prompts],
+        options=[options for request in requests for options in request.options],
+        shape=ChatShape.of_all([cast(ChatShape, request.shape) for request in requests]),
+        overlap=max(overlaps, default=None),
+    )
 
 
 async def prepare_input(

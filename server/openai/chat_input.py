@@ -10,7 +10,7 @@ from server.errors import InvalidField
 from server.images.prompts import ImageUrl
 from server.openai.field_names import CHAT, FieldNames
 from server.openai.function_tools import FunctionTools, chat_paths, checked_tools
-from server.schema.chat import ChatCompletionRequest, ChatPromptFields, ReasoningEffort
+from server.schema.chat import ChatFields, ChatPromptFields, ReasoningEffort
 from server.schema.messages import Message
 from server.schema.structured import constraint_field
 from server.schema.tools import ChatAllowedTools
@@ -84,17 +84,24 @@ class ChatInput:
     tokens_as_ids: bool = False
     ignored: tuple[str, ...] = ()
 
+    def with_messages(self, messages: Sequence[Message], param: str) -> "ChatInput":
+        """The same for other messages, which the body has in the field `param`."""
+        names = replace(self.names, messages=param)
+        message_names = _message_names(param, messages)
+        prompt = replace(self.prompt, messages=messages, message_names=message_names, names=names)
+        return replace(self, prompt=prompt)
+
     @property
     def names(self) -> FieldNames:
         """How the endpoint names its fields."""
         return self.prompt.names
 
 
-def chat_input(body: ChatCompletionRequest) -> ChatInput:
+def chat_input(body: ChatFields, messages: Sequence[Message]) -> ChatInput:
     """That of a chat completion. Raises `InvalidField`."""
     tools = _tools(body)
     max_tokens, max_tokens_name = _max_tokens(body)
-    prompt = chat_prompt(body.messages, body, tools)
+    prompt = chat_prompt(messages, body, tools)
     return ChatInput(
         prompt=replace(prompt, documents=body.documents or (), template=body.chat_template),
         tools=tools,
@@ -109,7 +116,7 @@ def chat_input(body: ChatCompletionRequest) -> ChatInput:
     )
 
 
-def _tools(body: ChatCompletionRequest) -> FunctionTools:
+def _tools(body: ChatFields) -> FunctionTools:
     """What the model may call. Of `allowed_tools`, it sees only those allowed."""
     functions, choice = [tool.function for tool in body.tools or ()], body.tool_choice
     tools = checked_tools(
@@ -130,6 +137,10 @@ def _tools(body: ChatCompletionRequest) -> FunctionTools:
     return tools.only({tool.function.name for tool in allowed.tools}, allowed.mode)
 
 
+def _message_names(param: str, messages: Sequence[Message]) -> list[str]:
+    return [f"{param}.{number}" for number in range(len(messages))]
+
+
 def chat_prompt(
     messages: Sequence[Message], fields: ChatPromptFields, tools: FunctionTools
 ) -> ChatPrompt:
@@ -140,7 +151,7 @@ def chat_prompt(
         raise InvalidField("continue_final_message", message)
     return ChatPrompt(
         messages,
-        [f"messages.{number}" for number in range(len(messages))],
+        _message_names("messages", messages),
         variables=template_variables(fields.chat_template_kwargs, fields.reasoning_effort, CHAT),
         tools=tools.for_template(),
         # If the model continues the last message, the template must not open a new one.
@@ -189,7 +200,7 @@ def constraint_with_tools(
     return tools.forced_call() or of_text
 
 
-def _num_top_logprobs(body: ChatCompletionRequest) -> int | None:
+def _num_top_logprobs(body: ChatFields) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
@@ -197,7 +208,7 @@ def _num_top_logprobs(body: ChatCompletionRequest) -> int | None:
     return None
 
 
-def _max_tokens(body: ChatCompletionRequest) -> tuple[int | None, str]:
+def _max_tokens(body: ChatFields) -> tuple[int | None, str]:
     """The limit and the field that sets it; `None` is up to the end of the context."""
     old, new = body.max_tokens, body.max_completion_tokens
     if old is not None and new is not None and old != new:

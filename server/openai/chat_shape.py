@@ -43,6 +43,14 @@ class ChatShape(ChoiceShape):
         self._readers = readers
         self.is_plain = all(reader.is_plain for reader in readers)
 
+    @classmethod
+    def of_all(cls, shapes: Sequence["ChatShape"]) -> "ChatShape":
+        """The choices of several chats with the same options, one chat after the other."""
+        readers = [reader for shape in shapes for reader in shape._readers]
+        joined = cls(shapes[0]._num_top, readers, tokens_as_ids=shapes[0]._tokens_as_ids)
+        joined.has_prompts = True
+        return joined
+
     def reader(self, index: int) -> MessageReader:
         """The reader of choice `index`, for another format of the same message."""
         return self._readers[index]

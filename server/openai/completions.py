@@ -8,7 +8,7 @@ from typing import Any
 from engine_adapter.seam.types import Delta, FinishReason, SamplingOptions, TokenLogprob
 from server.errors import InvalidField
 from server.fill_in import FillInTokens
-from server.openai.body_checks import check_enforced, check_generation_body
+from server.openai.body_checks import check_choices, check_enforced, check_generation_body
 from server.openai.choices import ChoiceShape, ChoiceState
 from server.openai.logprobs import CompletionLogprobs
 from server.openai.prompts import (
@@ -26,7 +26,7 @@ from server.openai.sampling import (
     thinking_budget,
 )
 from server.rendering import Renderer, check_chars
-from server.schema.completions import MAX_PROMPTS, CompletionRequest, Prompt
+from server.schema.completions import CompletionRequest, Prompt
 from server.state import Runtime
 
 DEFAULT_MAX_TOKENS = 16
@@ -43,9 +43,7 @@ async def prepare_completion(runtime: Runtime, body: CompletionRequest) -> Prepa
         raise InvalidField("max_tokens", "max_tokens must be at least 1, or 0 with echo.")
     check_logprobs(info, body.logprobs, "logprobs")
     check_logprobs(info, body.prompt_logprobs, "prompt_logprobs")
-    if (choices := len(body.prompt) * (body.n or 1)) > MAX_PROMPTS:
-        message = f"The number of prompts times n can be at most {MAX_PROMPTS}, not {choices}."
-        raise InvalidField("n", message)
+    check_choices(len(body.prompt), body)
     fill_in_tokens = _fill_in_tokens(renderer, body)
     max_chars = prompt_text_limit(runtime, body)
     if body.truncate_prompt_tokens is not None:

@@ -1,7 +1,8 @@
 """What a response shows of tokens besides its text, as vLLM does.
 
 `return_token_ids` adds the ids of the prompt and of the generated tokens, `prompt_logprobs` the log
-probabilities of the prompt's tokens. A chat has the prompt's once, a completion in each choice.
+probabilities of the prompt's tokens. A chat has the prompt's once; a completion, and a
+batch of chats, in each choice.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,8 @@ class TokenFields:
 
     def of_first_chunk(self) -> dict[str, Any]:
         """The fields of the chunk that opens a choice of a chat."""
-        return {"prompt_token_ids": list(self._prompts[0])} if self.returns_ids else {}
+        shows_prompt = self.returns_ids and not self._in_choice
+        return {"prompt_token_ids": list(self._prompts[0])} if shows_prompt else {}
 
     def hold(self, index: int, delta: Delta) -> None:
         """Keeps the ids of a delta for the next chunk of choice `index`."""

@@ -1,13 +1,13 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, and `/v1/chat/completions/batch`, which vLLM has."""
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
 from server.contract.answers import GENERATION_HEADERS, LIMIT_ERRORS, answers
-from server.openai.chat import prepare_chat
+from server.openai.chat import prepare_chat, prepare_chats
 from server.openai.respond import GenerationResponse
 from server.schema.answers import ErrorResponse
-from server.schema.chat import ChatCompletionRequest
+from server.schema.chat import ChatBatchRequest, ChatCompletionRequest
 from server.schema.chat_answers import ChatCompletion, ChatCompletionChunk
 from server.state import ReadyRuntime
 
@@ -27,3 +27,18 @@ router = APIRouter(tags=["Chat"])
 async def create_chat_completion(body: ChatCompletionRequest, runtime: ReadyRuntime) -> Response:
     """Answers a chat."""
     return GenerationResponse(runtime, await prepare_chat(runtime, body))
+
+
+@router.post(
+    "/v1/chat/completions/batch",
+    response_model=None,
+    responses=answers(
+        ChatCompletion,
+        events=(ChatCompletionChunk, ErrorResponse),
+        headers=GENERATION_HEADERS,
+        errors={404: "model_not_found", **LIMIT_ERRORS},
+    ),
+)
+async def create_chat_batch(body: ChatBatchRequest, runtime: ReadyRuntime) -> Response:
+    """Answers several chats with the same options: choice i of chat c has the index c * n + i."""
+    return GenerationResponse(runtime, await prepare_chats(runtime, body))

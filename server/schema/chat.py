@@ -1,11 +1,11 @@
-"""The bodies of `/v1/chat/completions`, and of `/tokenize` and `/detokenize`."""
+"""The bodies of `/v1/chat/completions`, of its batches, and of `/tokenize` and `/detokenize`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
 from server.schema.base import MAX_FIELDS, Body, check_unicode
-from server.schema.generation_body import MAX_INT, GenerationBody
+from server.schema.generation_body import MAX_INT, MAX_PROMPTS, GenerationBody
 from server.schema.messages import Messages
 from server.schema.tools import ToolChoiceField, Tools
 
@@ -45,10 +45,9 @@ class ChatPromptFields(BaseModel):
     reasoning_effort: ReasoningEffort | None = None
 
 
-class ChatCompletionRequest(GenerationBody, ChatPromptFields):
-    """A chat completion."""
+class ChatFields(GenerationBody, ChatPromptFields):
+    """A chat completion without its messages."""
 
-    messages: Messages
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
@@ -59,6 +58,18 @@ class ChatCompletionRequest(GenerationBody, ChatPromptFields):
     return_tokens_as_token_ids: bool | None = None
     documents: Documents | None = None
     chat_template: Template | None = None
+
+
+class ChatCompletionRequest(ChatFields):
+    """A chat completion."""
+
+    messages: Messages
+
+
+class ChatBatchRequest(ChatFields):
+    """Several chats with the same options, as in vLLM."""
+
+    messages: Annotated[list[Messages], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
 
 class TokenizeRequest(Body, ChatPromptFields):

@@ -67,6 +67,8 @@ class ChatChoice(BaseModel):
     stop_reason: str | int | None = Field(description="the stop string or token id that matched")
     speculative_decoding: SpeculativeDecoding
     token_ids: list[int] = absent("with `return_token_ids`")
+    prompt_token_ids: list[int] = absent("with `return_token_ids`, of a batch")
+    prompt_logprobs: PromptLogprobs = absent("with `prompt_logprobs`, of a batch")
 
 
 class ChatCompletion(BaseModel):
@@ -121,6 +123,7 @@ class ChatChunkChoice(BaseModel):
         "on the chunk that ends the choice, or with `continuous_spec_stats`"
     )
     token_ids: list[int] = absent("with `return_token_ids`")
+    prompt_token_ids: list[int] = absent("with `return_token_ids`, of a batch, on its first chunk")
 
 
 class ChatCompletionChunk(BaseModel):

@@ -5,10 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from server.schema.generation_body import MAX_INT, GenerationBody
-
-MAX_PROMPTS = 2048
-"""OpenAI's limit of prompts in one request."""
+from server.schema.generation_body import MAX_INT, MAX_PROMPTS, GenerationBody
 
 Prompt = str | list[int]
 """One prompt: a text, or token ids."""

@@ -36,6 +36,9 @@ from server.text import is_unicode
 MAX_CHOICES = 128
 """OpenAI's limit of `n`."""
 
+MAX_PROMPTS = 2048
+"""OpenAI's limit of prompts in one request."""
+
 MAX_INT = 2**31 - 1
 """The maximum of every other integer field: engines count in 32 bits."""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 CHAT = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
 COMPLETION = {"prompt": "def f(x):", "max_tokens": 4}
+CHATS = CHAT | {"messages": [CHAT["messages"], CHAT["messages"]]}
 RESPONSE = {"input": "Say hello.", "max_output_tokens": 4}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 CONTINUOUS = {
@@ -68,6 +69,12 @@ SUCCESS: dict[str, list[Any]] = {
         RESPONSE | {"stream": True, "stream_options": {"continuous_spec_stats": True}},
         RESPONSE | {"stream": True, "include": ["message.output_text.logprobs"]},
     ],
+    "create_chat_batch": [
+        CHATS,
+        CHATS | TOKENS,
+        CHATS | STREAM | {"return_token_ids": True},
+    ],
+    "invoke": [CHAT, COMPLETION, CHAT | STREAM, COMPLETION | STREAM],
     "create_message": [
         MESSAGE,
         MESSAGE | {"system": "Be brief.", "stop_sequences": ["x"], "temperature": 0},

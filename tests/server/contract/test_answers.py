@@ -17,7 +17,16 @@ from server.batches.batch import ENDED
 from server.batches.files import MAX_TRANSFERS
 from tests.engine_adapter.lora import cached_adapter
 from tests.server.conftest import StartGateway
-from tests.server.contract.bodies import BATCH, CHAT, COMPLETION, FORM, MESSAGE, RESPONSE, SUCCESS
+from tests.server.contract.bodies import (
+    BATCH,
+    CHAT,
+    CHATS,
+    COMPLETION,
+    FORM,
+    MESSAGE,
+    RESPONSE,
+    SUCCESS,
+)
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway, eventually
 
@@ -58,6 +67,8 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("list_conversation_items", 404): None,
     ("retrieve_conversation_item", 404): None,
     ("delete_conversation_item", 404): None,
+    ("create_chat_batch", 404): CHATS | NO_MODEL,
+    ("invoke", 404): CHAT | NO_MODEL,
     ("create_message", 404): MESSAGE | NO_MODEL,
     ("count_message_tokens", 404): {"messages": MESSAGE["messages"]} | NO_MODEL,
     ("detokenize", 404): {"tokens": [5]} | NO_MODEL,
@@ -79,7 +90,7 @@ GENERIC = (400, 401, 403, 408, 413, 500, 503)
 
 GENERATING = (
     *("create_chat_completion", "create_completion", "create_message"),
-    *("create_response", "compact_conversation"),
+    *("create_response", "compact_conversation", "create_chat_batch", "invoke"),
 )
 
 ELSEWHERE = {

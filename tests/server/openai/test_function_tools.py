@@ -29,7 +29,8 @@ def test_the_schema_of_a_tool_is_checked_once(monkeypatch: pytest.MonkeyPatch) -
             return original(*args, **kwargs)
 
         monkeypatch.setattr(function_tools, name, counted)
-    chat = chat_input(ChatCompletionRequest.model_validate(BODY))
+    body = ChatCompletionRequest.model_validate(BODY)
+    chat = chat_input(body, body.messages)
     assert chat.constraint is not None
     assert chat.constraint.unenforced == ("not",)
     assert chat.tools.call_schemas()
