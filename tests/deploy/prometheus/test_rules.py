@@ -66,8 +66,9 @@ def test_each_alert_has_a_firing_and_a_silent_unit_test() -> None:
 def test_each_alert_has_a_runbook_that_names_it(alert: str) -> None:
     rule = ALERTS[alert]
     assert rule["labels"]["severity"] in ("page", "ticket")
-    page, _, anchor = rule["annotations"]["runbook"].partition("#")
-    text = (ROOT / page).read_text()
+    site, _, anchor = rule["annotations"]["runbook_url"].partition("/operations/#")
+    assert site == '{{ or $externalLabels.docs_url "docs" }}'
+    text = (ROOT / "docs" / "operations.md").read_text()
     headings = re.findall(r"^### (.+)$", text, re.MULTILINE)
     (heading,) = [h for h in headings if documentation.slugs(f"# {h}") == {anchor}]
     section = text.partition(f"\n### {heading}\n")[2].partition("\n##")[0]
