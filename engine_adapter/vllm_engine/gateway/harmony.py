@@ -163,6 +163,8 @@ class HarmonyParser:
             if ends:
                 self._waiting.extend(self._messages.end())
             pieces.extend(self._shown())
+        if ends and self.failure is None and self._waiting:
+            self._text = ""  # the beginning of marks that a stop string cuts off
         if self._text and (ends or self.failure is not None):
             pieces.append(TextPiece(self._text))
             self._text = ""

@@ -224,6 +224,13 @@ def test_what_a_stop_string_cuts_off_is_not_shown(parsers: VllmParsers, tokenize
     assert assemble(pieces) == AssistantMessage("Hello, <b>", ANSWER.reasoning)
 
 
+def test_half_a_header_is_not_shown(parsers: VllmParsers, tokenizer: Any) -> None:
+    ids = tuple(tokenizer.encode(PLAN + NEXT + FINAL, add_special_tokens=False))
+    parser = parsing(parsers, tokenizer).new_parser()
+    pieces = parser.read(Delta(PLAN + NEXT + "<|chan", ids, finish_reason=FinishReason.STOP))
+    assert assemble(pieces) == AssistantMessage("", ANSWER.reasoning)
+
+
 def test_a_text_that_the_tokens_do_not_have_is_shown_as_it_is(
     parsers: VllmParsers, tokenizer: Any
 ) -> None:
