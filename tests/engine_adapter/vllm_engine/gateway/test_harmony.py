@@ -1,5 +1,6 @@
 """gpt-oss's messages: what is read of whole and streamed texts, and what constraints accept."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from engine_adapter.seam.types import ConstraintKind, Delta, FinishReason, Struc
 from engine_adapter.vllm_engine.gateway import parsing as module
 from engine_adapter.vllm_engine.gateway.harmony import MARKS, HarmonyParsing
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
+from tests.cases import proved_beyond
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -222,6 +224,39 @@ def test_what_a_stop_string_cuts_off_is_not_shown(parsers: VllmParsers, tokenize
     pieces = list(parser.read(Delta(cut[:-4], ids)))
     pieces += parser.read(Delta(cut[-4:], (), finish_reason=FinishReason.STOP))
     assert assemble(pieces) == AssistantMessage("Hello, <b>", ANSWER.reasoning)
+
+
+WORDS = (
+    "assistant",
+    " to=functions.get",
+    " to=",
+    "analysis",
+    "final",
+    "commentary",
+    " json",
+    "Köln 🌍",
+)
+
+
+@pytest.mark.parametrize("seed", proved_beyond(range(40), range(1000)))
+def test_any_text_is_read_in_the_same_way_in_any_deltas(
+    parsers: VllmParsers, tokenizer: Any, seed: int
+) -> None:
+    rng = random.Random(seed)
+    parts = rng.choices((*MARKS, *WORDS), k=rng.randrange(1, 25))
+    prompt = "".join(rng.choices((*MARKS, *WORDS), k=rng.randrange(6)))
+    made = parsing(parsers, tokenizer, prompt, tools=rng.random() < 0.7)
+    message = read_in_all_ways(made, tokenizer, "".join(parts))
+    shown = message.text + message.reasoning + "".join(c.arguments for c in message.calls)
+    assert sum(map(shown.count, "🌍")) <= "".join(parts).count("🌍")
+    # Without a header, nothing of the text is hidden but marks.
+    if not {"<|start|>", "<|channel|>"} & {*parts, *made_of(prompt)}:
+        assert shown.count("🌍") == "".join(parts).count("🌍")
+
+
+def made_of(prompt: str) -> list[str]:
+    """The marks of a prompt."""
+    return [mark for mark in MARKS if mark in prompt]
 
 
 def test_half_a_header_is_not_shown(parsers: VllmParsers, tokenizer: Any) -> None:
