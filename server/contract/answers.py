@@ -93,6 +93,14 @@ def answers(
     return responses
 
 
+def generation_answers(
+    model: type[BaseModel] | UnionType | None, events: Sequence[type[BaseModel]] = ()
+) -> Answers:
+    """The answers of a route whose request is generated; see `answers`."""
+    errors = {404: "model_not_found", **LIMIT_ERRORS}
+    return answers(model, events=events, headers=GENERATION_HEADERS, errors=errors)
+
+
 def header_references(names: Sequence[str]) -> dict[str, Any]:
     """Name -> reference to its description, the request's id included."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in (REQUEST_ID, *names)}

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from server.contract.answers import GENERATION_HEADERS, LIMIT_ERRORS, answers
+from server.contract.answers import generation_answers
 from server.openai.chat import prepare_chat, prepare_chats
 from server.openai.respond import GenerationResponse
 from server.schema.answers import ErrorResponse
@@ -17,12 +17,7 @@ router = APIRouter(tags=["Chat"])
 @router.post(
     "/v1/chat/completions",
     response_model=None,
-    responses=answers(
-        ChatCompletion,
-        events=(ChatCompletionChunk, ErrorResponse),
-        headers=GENERATION_HEADERS,
-        errors={404: "model_not_found", **LIMIT_ERRORS},
-    ),
+    responses=generation_answers(ChatCompletion, (ChatCompletionChunk, ErrorResponse)),
 )
 async def create_chat_completion(body: ChatCompletionRequest, runtime: ReadyRuntime) -> Response:
     """Answers a chat."""
@@ -32,12 +27,7 @@ async def create_chat_completion(body: ChatCompletionRequest, runtime: ReadyRunt
 @router.post(
     "/v1/chat/completions/batch",
     response_model=None,
-    responses=answers(
-        ChatCompletion,
-        events=(ChatCompletionChunk, ErrorResponse),
-        headers=GENERATION_HEADERS,
-        errors={404: "model_not_found", **LIMIT_ERRORS},
-    ),
+    responses=generation_answers(ChatCompletion, (ChatCompletionChunk, ErrorResponse)),
 )
 async def create_chat_batch(body: ChatBatchRequest, runtime: ReadyRuntime) -> Response:
     """Answers several chats with the same options: choice i of chat c has the index c * n + i."""

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from server.contract.answers import GENERATION_HEADERS, LIMIT_ERRORS, answers
+from server.contract.answers import generation_answers
 from server.openai.completions import prepare_completion
 from server.openai.respond import GenerationResponse
 from server.schema.answers import ErrorResponse
@@ -17,12 +17,7 @@ router = APIRouter(tags=["Completions"])
 @router.post(
     "/v1/completions",
     response_model=None,
-    responses=answers(
-        Completion,
-        events=(CompletionChunk, ErrorResponse),
-        headers=GENERATION_HEADERS,
-        errors={404: "model_not_found", **LIMIT_ERRORS},
-    ),
+    responses=generation_answers(Completion, (CompletionChunk, ErrorResponse)),
 )
 async def create_completion(body: CompletionRequest, runtime: ReadyRuntime) -> Response:
     """Continues one or more prompts."""

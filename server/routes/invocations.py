@@ -6,7 +6,7 @@ from fastapi import APIRouter, Body
 from fastapi.responses import Response
 from pydantic import Discriminator, Tag
 
-from server.contract.answers import GENERATION_HEADERS, LIMIT_ERRORS, answers
+from server.contract.answers import generation_answers
 from server.openai.chat import prepare_chat
 from server.openai.completions import prepare_completion
 from server.openai.respond import GenerationResponse
@@ -37,11 +37,8 @@ Invocation = Annotated[
 @router.post(
     "/invocations",
     response_model=None,
-    responses=answers(
-        ChatCompletion | Completion,
-        events=(ChatCompletionChunk, CompletionChunk, ErrorResponse),
-        headers=GENERATION_HEADERS,
-        errors={404: "model_not_found", **LIMIT_ERRORS},
+    responses=generation_answers(
+        ChatCompletion | Completion, (ChatCompletionChunk, CompletionChunk, ErrorResponse)
     ),
 )
 async def invoke(body: Annotated[Invocation, Body()], runtime: ReadyRuntime) -> Response:

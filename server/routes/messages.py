@@ -5,7 +5,7 @@ from fastapi.responses import JSONResponse, Response
 
 from server.anthropic.message_builder import MessageBuilder
 from server.anthropic.prepare import count_tokens, prepare_message
-from server.contract.answers import GENERATION_HEADERS, KEY_LIMIT_ERRORS, LIMIT_ERRORS, answers
+from server.contract.answers import KEY_LIMIT_ERRORS, answers, generation_answers
 from server.http.headers import IGNORED_FIELDS
 from server.openai.respond import GenerationResponse
 from server.schema.anthropic import CountTokensRequest, MessagesRequest
@@ -18,12 +18,7 @@ router = APIRouter(tags=["Messages"])
 @router.post(
     "/v1/messages",
     response_model=None,
-    responses=answers(
-        Message,
-        events=(MessageEvent,),
-        headers=GENERATION_HEADERS,
-        errors={404: "model_not_found", **LIMIT_ERRORS},
-    ),
+    responses=generation_answers(Message, (MessageEvent,)),
 )
 async def create_message(body: MessagesRequest, runtime: ReadyRuntime) -> Response:
     """Answers a conversation."""

@@ -13,6 +13,7 @@ from server.contract.answers import (
     KEY_LIMIT_ERRORS,
     LIMIT_ERRORS,
     answers,
+    generation_answers,
 )
 from server.errors import InvalidField
 from server.http.auth import key_name, key_owner
@@ -104,11 +105,7 @@ async def count_input_tokens(
 @router.post(
     "/v1/responses/compact",
     response_model=None,
-    responses=answers(
-        schema.CompactedResponse,
-        headers=GENERATION_HEADERS,
-        errors={404: "model_not_found", **LIMIT_ERRORS},
-    ),
+    responses=generation_answers(schema.CompactedResponse),
 )
 async def compact_conversation(
     request: Request, body: CompactRequest, runtime: ReadyRuntime
