@@ -143,7 +143,7 @@ def _check_input(runtime: Runtime, body: GenerationBody, chat: ChatInput) -> Non
             "chat_template needs a server that was started with --trust-request-chat-template."
         )
         raise InvalidField("chat_template", message, "unsupported_parameter")
-    check_tool_use(runtime.info, body, chat)
+    check_tool_use(runtime, body, chat)
     check_enforced(runtime.settings, chat.constraint)
     check_logprobs(runtime.info, chat.num_top_logprobs, "top_logprobs")
     check_logprobs(runtime.info, body.prompt_logprobs, "prompt_logprobs")

@@ -12,7 +12,7 @@ from engine_adapter.seam.parsing import (
     Parsing,
     ParsingRequest,
 )
-from engine_adapter.seam.types import EngineInfo, SamplingOptions, StructuredOutput
+from engine_adapter.seam.types import SamplingOptions, StructuredOutput
 from server.errors import InvalidField
 from server.openai.chat_input import ChatInput
 from server.openai.function_tools import FunctionTools
@@ -28,13 +28,18 @@ from server.telemetry.repeated_warning import RepeatedWarning
 _failures = RepeatedWarning("parser_failed")
 
 
-def check_tool_use(info: EngineInfo, body: GenerationBody, chat: ChatInput) -> None:
+def check_tool_use(runtime: Runtime, body: GenerationBody, chat: ChatInput) -> None:
     """Raises `InvalidField` for tools or hidden reasoning that the server has no parser for."""
+    info = runtime.info
     if chat.tools.choice == "auto" and info.tool_call_parser.name is None:
+        why = (
+            "needs a parser of this model's calls, and there is none: "
+            f"{info.tool_call_parser.reason}. --tool-call-parser names one"
+            if runtime.settings.enable_auto_tool_choice
+            else "is turned off by --no-enable-auto-tool-choice"
+        )
         message = (
-            "tool_choice 'auto' needs a parser of this model's calls, and there is none: "
-            f"{info.tool_call_parser.reason}. --tool-call-parser names one; tool_choice "
-            f"{chat.names.other_choices} need none."
+            f"tool_choice 'auto' {why}; tool_choice {chat.names.other_choices} need no parser."
         )
         raise InvalidField("tool_choice", message)
     if not chat.shows_reasoning and info.reasoning_parser.name is not None:

@@ -219,17 +219,21 @@ async def test_tools_change_the_prompt_and_none_leaves_the_text_alone(gateway: G
 
 
 @pytest.mark.parametrize(
-    "settings", [{"tool_call_parser": "none"}, {"enable_auto_tool_choice": False}]
+    ("settings", "reason"),
+    [
+        ({"tool_call_parser": "none"}, "it is turned off. --tool-call-parser names one"),
+        ({"enable_auto_tool_choice": False}, "is turned off by --no-enable-auto-tool-choice"),
+    ],
 )
 async def test_auto_without_a_parser_is_a_400_that_names_the_flag(
-    start: StartGateway, settings: dict[str, Any]
+    start: StartGateway, settings: dict[str, Any], reason: str
 ) -> None:
     gateway = await start(**settings)
     for choice in ({}, {"tool_choice": "auto"}):
         response = await gateway.chat(tools=TOOLS, **choice)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, "tool_choice")
-        assert "it is turned off. --tool-call-parser names one" in error["message"]
+        assert reason in error["message"]
     assert (await gateway.chat(max_tokens=2, tool_choice="auto", tools=[])).status_code == 200
 
 
