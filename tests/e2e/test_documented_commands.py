@@ -44,8 +44,8 @@ FRAGMENTS_ELSEWHERE = {
     "bench_serve.py": "tests/e2e/test_vllm_bench.py",
     "benchmarks.gateway": "tests/benchmarks/gateway",
     "engine_adapter.vllm_engine.releases": "tests/engine_adapter/vllm_engine/test_releases.py",
-    "--target wide": "tests/benchmarks: it is large",
     "demo.wide": "tests/demo: it is large",
+    "bench compare": "tests/benchmarks/commands/test_gain_and_compare.py, with small sizes",
     "--minutes 15": "tests/benchmarks/commands/test_gain_and_compare.py, in less time",
     "other=http": "it needs another server than Specgate",
     ".venv/bin/specgate switch ngram": "it asks a fleet of Ray; tests/server/ray_serve",
@@ -125,10 +125,7 @@ def blocks() -> Iterator[Block]:
         yield from (Block(page, number, block) for number, block in enumerate(found))
 
 
-SMALLER = {
-    ("bench", "load"): ["--requests", "4", "--repetitions", "1"],
-    ("bench", "compare"): ["--pairs", "2"],
-}
+SMALLER = {("bench", "load"): ["--requests", "4", "--repetitions", "1"]}
 """Command -> flags that make a measurement short."""
 
 BLOCKS = list(blocks())
