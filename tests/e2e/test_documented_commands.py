@@ -125,7 +125,7 @@ def blocks() -> Iterator[Block]:
         yield from (Block(page, number, block) for number, block in enumerate(found))
 
 
-SMALLER = {("bench", "load"): ["--requests", "4", "--repetitions", "1"]}
+SMALLER = {"bench load": ["--requests", "4", "--repetitions", "1"]}
 """Command -> flags that make a measurement short."""
 
 BLOCKS = list(blocks())
@@ -162,7 +162,7 @@ def replaced(words: list[str]) -> list[str]:
     text = "\0".join(("", *words)).replace("\0MODEL", "\0demo/models/target")
     for name, value in REPLACED.items():
         text = text.replace(name, value)
-    return text.split("\0")[1:] + SMALLER.get(tuple(words[1:3]), [])
+    return text.split("\0")[1:] + SMALLER.get(" ".join(words[1:3]), [])
 
 
 def run(words: list[str], folder: Path) -> None:

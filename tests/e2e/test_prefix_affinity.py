@@ -4,7 +4,7 @@ The same chats are asked twice: through haproxy, which sends a chat's turns to o
 by turn to both servers in turn.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,14 @@ def pair(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
         yield servers[0], servers[1]
 
 
-def ask_all(chats: list[list[dict[str, Any]]], url: Callable[[int, int], str]) -> Totals:
+def has_servers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def ask_all(chats: Sequence[Sequence[Any]], url: Callable[[int, int], str]) -> Totals:
     """Asks all chats turn by turn; `url` is the address for a chat and a turn."""
     totals, histories = Totals(), [list(chat) for chat in chats]
     for turn in range(TURNS):
@@ -84,10 +91,7 @@ def test_the_turns_of_a_chat_find_their_prefix(pair: tuple[Served, Served], tmp_
     one, two = pair
     addresses = {"one": one.url.removeprefix("http://"), "two": two.url.removeprefix("http://")}
     with balancing(addresses, tmp_path) as balancer:
-        ready = f"{balancer.url}/ready"
-        wait_until(
-            lambda: httpx.get(ready, trust_env=False).status_code == 200, 30, "it has servers"
-        )
+        wait_until(lambda: has_servers(balancer.url), 30, "the balancer has servers")
         together = ask_all(PROMPTS[:CHATS], lambda _number, _turn: balancer.url)
     apart = ask_all(PROMPTS[CHATS:], lambda number, turn: pair[(number + turn) % 2].url)
     print(f"\none server for each chat: {together}\nin turn: {apart}")
