@@ -86,6 +86,10 @@ class ChoiceShape(ABC):
         """The part of a delta that the client sees."""
         return delta
 
+    def head_fields(self, response_id: str) -> dict[str, Any]:
+        """Fields of the response, and of each chunk, besides those of all endpoints."""
+        return {}
+
     def role_chunk(self, index: int) -> dict[str, Any] | None:
         """The choice of the chunk that precedes a choice's text, if the endpoint sends one."""
         return None

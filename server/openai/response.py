@@ -183,6 +183,7 @@ class ResponseBuilder:
             "object": object_type,
             "created": request.created,
             "model": request.prepared.checked.model_name,
+            **self._shape.head_fields(request.id),
         }
 
     def _finish_fields(self, index: int) -> dict[str, Any]:

@@ -1,11 +1,19 @@
-"""The body of `/v1/completions`."""
+"""The bodies of `/v1/completions` and `/inference/v1/generate`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from server.schema.generation_body import MAX_INT, MAX_PROMPTS, GenerationBody
+from server.schema.base import Body
+from server.schema.generation_body import (
+    MAX_INT,
+    MAX_PROMPTS,
+    GenerationBody,
+    Salt,
+    SpecDecode,
+    StreamOptions,
+)
 
 Prompt = str | list[int]
 """One prompt: a text, or token ids."""
@@ -54,10 +62,9 @@ def _error(reason: str) -> PydanticCustomError:
     return PydanticCustomError("prompt", "{reason}", {"reason": reason})
 
 
-class CompletionRequest(GenerationBody):
-    """A text completion. `prompt` is always a list here."""
+class CompletionFields(GenerationBody):
+    """A text completion without its prompts."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=PromptForms)]
     max_tokens: int | None = Field(None, ge=0, le=MAX_INT)
     best_of: int | None = Field(None, ge=1, le=MAX_INT)
     echo: bool | None = None
@@ -65,3 +72,42 @@ class CompletionRequest(GenerationBody):
     add_special_tokens: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_INT)
     return_tokens_as_token_ids: bool | None = None
+
+
+class CompletionRequest(CompletionFields):
+    """A text completion. `prompt` is always a list here."""
+
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=PromptForms)]
+
+
+class GenerateRequest(Body):
+    """Token ids in, token ids out, as in vLLM. Null means "not set" in every field."""
+
+    token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)]
+    sampling_params: CompletionFields | None = None
+    output_mode: Literal["tokens", "text"] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Salt | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+    spec_decode: SpecDecode | None = None
+    speculative_model: str | None = None
+    num_speculative_tokens: int | None = None
+    features: None = Field(None, description="not supported: pictures need a chat")
+    content_parts: None = Field(None, description="not supported: pictures need a chat")
+
+    def completion(self, max_tokens: int) -> CompletionRequest:
+        """The completion that generates the tokens, by default `max_tokens` of them.
+
+        Raises `ValidationError`.
+        """
+        sampling = self.sampling_params or CompletionFields()
+        own_names = {"token_ids", "sampling_params", "output_mode"}
+        fields = {
+            "max_tokens": max_tokens,
+            **sampling.model_dump(exclude_none=True, by_alias=True),
+            **self.model_dump(exclude_none=True, by_alias=True, exclude=own_names),
+            "prompt": self.token_ids,
+        }
+        return CompletionRequest.model_validate(fields)

@@ -24,7 +24,8 @@ PROBES = frozenset({"/health", "/ping", "/ready", "/metrics"})
 
 GENERATING = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages"),
-    *("/v1/responses", "/v1/responses/compact", "/v1/chat/completions/batch", "/invocations"),
+    *("/v1/responses", "/v1/responses/compact", "/v1/chat/completions/batch"),
+    *("/invocations", "/inference/v1/generate"),
 )
 """Routes whose POSTs have the engine generate. Their server errors are counted from 0: Prometheus'
 `increase` misses the first value of a series, so an alert would miss the first error."""

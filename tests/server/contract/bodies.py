@@ -5,6 +5,7 @@ from typing import Any
 CHAT = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 4}
 COMPLETION = {"prompt": "def f(x):", "max_tokens": 4}
 CHATS = CHAT | {"messages": [CHAT["messages"], CHAT["messages"]]}
+TOKENS_IN = {"token_ids": [1, 5, 6], "sampling_params": {"max_tokens": 4}}
 RESPONSE = {"input": "Say hello.", "max_output_tokens": 4}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 CONTINUOUS = {
@@ -73,6 +74,13 @@ SUCCESS: dict[str, list[Any]] = {
         CHATS,
         CHATS | TOKENS,
         CHATS | STREAM | {"return_token_ids": True},
+    ],
+    "generate": [
+        TOKENS_IN,
+        TOKENS_IN | {"output_mode": "text", "return_token_ids": True},
+        TOKENS_IN | {"sampling_params": {"logprobs": 2, "n": 2, "max_tokens": 4}},
+        TOKENS_IN | {"sampling_params": {"prompt_logprobs": 1, "max_tokens": 4}},
+        TOKENS_IN | STREAM | {"sampling_params": {"logprobs": 1, "max_tokens": 4}},
     ],
     "invoke": [CHAT, COMPLETION, CHAT | STREAM, COMPLETION | STREAM],
     "create_message": [

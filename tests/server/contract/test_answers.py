@@ -26,6 +26,7 @@ from tests.server.contract.bodies import (
     MESSAGE,
     RESPONSE,
     SUCCESS,
+    TOKENS_IN,
 )
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway, eventually
@@ -69,6 +70,7 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("delete_conversation_item", 404): None,
     ("create_chat_batch", 404): CHATS | NO_MODEL,
     ("invoke", 404): CHAT | NO_MODEL,
+    ("generate", 404): TOKENS_IN | NO_MODEL,
     ("create_message", 404): MESSAGE | NO_MODEL,
     ("count_message_tokens", 404): {"messages": MESSAGE["messages"]} | NO_MODEL,
     ("detokenize", 404): {"tokens": [5]} | NO_MODEL,
@@ -91,6 +93,7 @@ GENERIC = (400, 401, 403, 408, 413, 500, 503)
 GENERATING = (
     *("create_chat_completion", "create_completion", "create_message"),
     *("create_response", "compact_conversation", "create_chat_batch", "invoke"),
+    "generate",
 )
 
 ELSEWHERE = {

@@ -43,7 +43,7 @@ OPENED_BY = {
             *("/v1/responses/{response_id}/input_items", "/v1/models"),
             *("/v1/models/{model_id:path}", "/version", "/tokenize", "/detokenize"),
             *("/v1/messages", "/v1/messages/count_tokens", "/openapi.json", "/load"),
-            *("/v1/chat/completions/batch", "/invocations"),
+            *("/v1/chat/completions/batch", "/invocations", "/inference/v1/generate"),
             *("/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"),
             *("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"),
         ),
