@@ -20,6 +20,9 @@ async def prepare_generation(runtime: Runtime, body: GenerateRequest) -> Prepare
     """Checks a request. Raises `ApiError`."""
     to_end = max(runtime.info.max_model_len - len(body.token_ids), 1)
     completion = _completion(body, runtime.settings.default_max_tokens or to_end)
+    if completion.echo:
+        message = "echo is not supported here; return_token_ids returns the prompt's ids."
+        raise InvalidField("sampling_params.echo", message, "unsupported_parameter")
     try:
         prepared = await prepare_completion(runtime, completion)
     except InvalidField as error:

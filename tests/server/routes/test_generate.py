@@ -98,6 +98,8 @@ async def test_a_proposer_is_chosen_as_everywhere(gateway: Gateway) -> None:
         ({"sampling": {"temperature": 9}}, "sampling_params.temperature"),
         ({"sampling": {"max_tokens": 10**6}}, "sampling_params.max_tokens"),
         ({"sampling": {"logprobs": 1000}}, "sampling_params.logprobs"),
+        ({"sampling": {"echo": True}}, "sampling_params.echo"),
+        ({"sampling": {"suffix": "x"}}, "sampling_params.suffix"),
         ({"spec_decode": {"proposer": "none-such"}}, "spec_decode.proposer"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens"),
         ({"features": {"a": 1}}, "features"),
