@@ -99,6 +99,7 @@ async def test_fifty_switches_under_sixteen_streams(
 async def test_drains_under_sixteen_streams(
     served: Served, plain_texts: list[Plain], drains: int
 ) -> None:
+    await asyncio.to_thread(served.switch, "none")  # a policy may give a stream several proposers
     async with clients(served.url) as client:
         load = Load(client)
         running = [asyncio.create_task(load.run(i)) for i in range(STREAMS)]
