@@ -23,7 +23,12 @@ from typing import Any
 from engine_adapter.seam.config import DEFAULT_GRAMMAR_BYTES
 from engine_adapter.seam.counts import CompiledGrammars
 from engine_adapter.vllm_engine import heap
-from engine_adapter.vllm_engine.learned_memory import LearnedMemory, Sections
+from engine_adapter.vllm_engine.learned_memory import (
+    LEARNING_BYTES,
+    LONG_CALL_S,
+    LearnedMemory,
+    Sections,
+)
 from engine_adapter.vllm_engine.mask_allowance import Allowance
 
 LEAST_BYTES = 64 << 10
@@ -120,32 +125,42 @@ class GrammarUse:
     def timed(self, spend: Callable[[float], None]) -> Iterator[list[object]]:
         """Around a call of a matcher: hands its CPU seconds to `spend`, and counts its memory.
 
-        The seconds include the time in which the memory is read. The list takes what the call
-        returns: objects that are still there when the memory is read, and are not the lexer's.
+        Reading the memory counts only for a call that learns or is long, and is why it is read so
+        often: in an engine with much memory it takes longer than a slow call, and an ordinary
+        grammar is not to blame. The list takes what the call returns: objects that are still there
+        when the memory is read, and are not the lexer's.
         """
         store, learned = self._store, self.compiled.learned
         weight = learned.weight_of_call(store.draw()) if store.measures else 0
         number = store.sections.begin()
-        began = time.thread_time()
-        bytes_before = heap.allocated_bytes() if weight else 0
+        bytes_before, reading_s = _read_memory() if weight else (0, 0.0)
         returned: list[object] = []
+        began = time.thread_time()
         try:
             yield returned
         finally:
+            seconds = time.thread_time() - began
             allocated = 0
             if weight:
-                allocated = (
-                    heap.allocated_bytes() - bytes_before - sum(map(sys.getsizeof, returned))
-                )
-            seconds = time.thread_time() - began
+                bytes_after, more_reading_s = _read_memory()
+                allocated = bytes_after - bytes_before - sum(map(sys.getsizeof, returned))
+                reading_s += more_reading_s
             is_alone = store.sections.end(number)
-            spend(seconds)
+            has_learned = allocated >= LEARNING_BYTES or seconds >= LONG_CALL_S
+            spend(seconds + reading_s if has_learned else seconds)
         if weight and is_alone:
             store.add_learned(learned.count(allocated, weight))
             return
         learned.note_time(seconds)
         if weight:
             learned.miss(weight)
+
+
+def _read_memory() -> tuple[int, float]:
+    """The bytes that are allocated, and the CPU seconds in which they were read."""
+    began_ns = time.thread_time_ns()
+    allocated = heap.allocated_bytes()
+    return allocated, (time.thread_time_ns() - began_ns) / 1e9
 
 
 class GrammarStore:

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from engine_adapter.vllm_engine.compiled_grammars import (
     max_bytes_of_one,
     too_large,
 )
+from engine_adapter.vllm_engine.learned_memory import LEARNING_BYTES
+from engine_adapter.vllm_engine.mask_allowance import SLOW_CALL_S
 
 MIB = 1 << 20
 
@@ -182,6 +185,35 @@ def test_lexers_of_live_sequences_learn_no_more_than_the_budget_together(
     compilations.use("idle", 20)
     assert compilations.made.count("idle") == 2, "what no sequence uses goes first"
     assert compilations.use("c").compiled is not uses[2].compiled
+
+
+def test_reading_the_memory_counts_for_calls_that_learn_only(
+    store: GrammarStore, compilations: Compilations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an engine with much memory a reading takes longer than a slow call."""
+    heap_bytes = 0
+
+    def read() -> int:
+        ends_at = time.thread_time() + SLOW_CALL_S
+        while time.thread_time() < ends_at:
+            pass
+        return heap_bytes
+
+    monkeypatch.setattr(heap, "allocated_bytes", read)
+    use, seconds = compilations.use("a"), list[float]()
+    with use.timed(seconds.append):
+        heap_bytes += LEARNING_BYTES - 1
+    with use.timed(seconds.append):
+        heap_bytes += LEARNING_BYTES
+    assert seconds[0] < SLOW_CALL_S < seconds[1]
+    # A reading in vain is no reason to measure the next calls.
+    other, learned = compilations.use("b"), use.compiled.learned
+    while learned.weight_of_call(draw=1.0):
+        pass
+    monkeypatch.setattr(store, "draw", lambda: 0.0)
+    with other.timed(seconds.append), use.timed(seconds.append):
+        pass
+    assert learned.weight_of_call(draw=1.0) == 0
 
 
 def test_what_another_section_allocates_is_not_learned(compilations: Compilations) -> None:

@@ -213,7 +213,8 @@ def test_the_time_of_every_call_is_counted(row: Row, monkeypatch: pytest.MonkeyP
     row.forced()
     row.constraint.advance(row.encode("{")[0])
     row.emits(row.encode("{")[0])
-    assert row.constraint.take_time() == (2.0, 4)
+    # With the reading of the memory, which these long calls have brought about.
+    assert row.constraint.take_time() == (pytest.approx(2.0, abs=0.05), 4)
     assert row.constraint.take_time() == (0.0, 0)
 
 
@@ -231,6 +232,7 @@ def test_a_slow_constraint_is_not_asked_for_the_rest_of_the_step(
     assert row.allowed() is None
     assert row.forced() == ""
     row.constraint.advance(tokens[1])
-    assert row.constraint.take_time() == (1.5, 3), "two more calls would have been counted"
+    spent = row.constraint.take_time()
+    assert spent == (pytest.approx(1.5, abs=0.05), 3), "two more calls would have been counted"
     row.emits(*tokens[:2])
     assert set(tokens[2:3]) <= (row.allowed() or set()), "the next step knows it again"
