@@ -23,7 +23,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """What is allocated now, in bytes; takes some 0.03 to 0.2 ms.
+    """What is allocated now, in bytes; takes 0.03 to 0.2 ms, and 2 ms in an engine of 16 proposers.
 
     What is allocated and freed again leaves no trace in it, and neither does memory that the
     allocator reuses. So the difference around a compilation is what its result takes, however many
