@@ -47,13 +47,14 @@ async def prepare_chat(runtime: Runtime, body: ChatCompletionRequest) -> Prepare
 async def prepare_chats(runtime: Runtime, body: ChatBatchRequest) -> PreparedRequest:
     """Checks and renders several chats, which are one request. Raises `ApiError`."""
     check_choices(len(body.messages), body)
-    shared, requests = chat_input(body, body.messages[0]), []
+    shared, requests = chat_input(body, body.messages[0]), list[PreparedRequest]()
     for number, messages in enumerate(body.messages):
         chat = shared.with_messages(messages, f"messages.{number}")
         if urls := chat.prompt.image_urls():
             message = f"{urls[0].param}: pictures need a chat of their own; send it alone."
             raise InvalidField(urls[0].param, message)
         requests.append(await prepare_input(runtime, body, chat, _ID_PREFIX))
+        body = body.model_copy(update={"prediction": None})  # the first request has its tokens
         await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
     overlaps = [request.overlap for request in requests if request.overlap is not None]
     return replace(

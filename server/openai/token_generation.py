@@ -71,7 +71,7 @@ class TokensShape(ChoiceShape):
         return {"request_id": response_id, "output_mode": "text" if self._has_text else "tokens"}
 
     def chunk_choices(self, index: int, delta: Delta, *, echo: bool) -> Sequence[dict[str, Any]]:
-        """The tokens of a delta. There is no echo."""
+        """The tokens of a delta. A request for an echo was refused."""
         return (self._choice(index, delta.text, delta.token_ids, delta.logprobs or ()),)
 
     def whole_choice(self, index: int, state: ChoiceState) -> dict[str, Any]:

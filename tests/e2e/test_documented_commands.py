@@ -26,10 +26,10 @@ TIMEOUT_S = 900
 ELSEWHERE = {
     "make": "it runs the tests themselves, or installs what they need",
     "pip": "tests/test_packaging.py and .ci/run install",
-    "docker": "there is no Docker on a machine of tests; tests/deploy reads its files",
-    "kubectl": "there is no cluster; tests/deploy/test_kubernetes.py",
-    "deploy/kubernetes/monitoring.sh": "there is no cluster",
-    "systemctl": "there is no systemd; tests/deploy checks the unit",
+    "docker": "a machine of tests has no Docker; tests/deploy reads its files",
+    "kubectl": "a machine of tests has no cluster; tests/deploy/test_kubernetes.py",
+    "deploy/kubernetes/monitoring.sh": "a machine of tests has no cluster",
+    "systemctl": "a machine of tests has no systemd; tests/deploy checks the unit",
     "balancer": "tests/deploy/test_rolling_restart.py does it",
     "prometheus": "tests/e2e/test_dashboard_queries.py starts it with this file",
     "promtool": "tests/deploy/prometheus/test_rules.py",
@@ -121,8 +121,8 @@ def blocks() -> Iterator[Block]:
         if page.startswith("docs/lab") or page in BY_TEST_README:
             continue
         languages = {"README.md": ("sh",), "docs/api.md": ("bash",)}.get(page, ("sh", "bash"))
-        found = [block for name in languages for block in documentation.blocks(text, name)]
-        yield from (Block(page, number, block) for number, block in enumerate(found))
+        texts = [block for name in languages for block in documentation.blocks(text, name)]
+        yield from (Block(page, number, block) for number, block in enumerate(texts))
 
 
 SMALLER = {"bench load": ["--requests", "4", "--repetitions", "1"]}

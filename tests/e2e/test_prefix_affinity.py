@@ -88,8 +88,10 @@ def ask_all(chats: Sequence[Sequence[Any]], url: Callable[[int, int], str]) -> T
 
 
 def test_the_turns_of_a_chat_find_their_prefix(pair: tuple[Served, Served], tmp_path: Path) -> None:
-    one, two = pair
-    addresses = {"one": one.url.removeprefix("http://"), "two": two.url.removeprefix("http://")}
+    addresses = {
+        name: server.url.removeprefix("http://")
+        for name, server in zip(("one", "two"), pair, strict=True)
+    }
     with balancing(addresses, tmp_path) as balancer:
         wait_until(lambda: has_servers(balancer.url), 30, "the balancer has servers")
         together = ask_all(PROMPTS[:CHATS], lambda _number, _turn: balancer.url)

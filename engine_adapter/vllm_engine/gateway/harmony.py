@@ -1,9 +1,9 @@
 """Reads gpt-oss's format, OpenAI's Harmony: messages with a channel and a recipient.
 
 The format is described at https://github.com/openai/harmony/blob/main/docs/format.md. vLLM reads it
-with the package `openai_harmony`, which downloads a vocabulary, and leaves out what a `stop` cuts
-off only from the text. Here the target's own tokenizer says which tokens are marks, and the
-engine's text how much of them is shown.
+with the package `openai_harmony`, which downloads a vocabulary, and from token ids alone, which
+include what a `stop` cuts off. Here the target's own tokenizer says which tokens are marks, and the
+engine's text says how much of the tokens is shown.
 """
 
 import re
@@ -43,7 +43,7 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _FUNCTIONS = "functions."
 _MAX_HEADER = 256
-"""Characters of a header, at most: a longer text is no header."""
+"""The most characters of a header. A longer text is shown as it is."""
 
 
 def is_harmony(tool_call_parser: str | None, reasoning_parser: str | None) -> bool:

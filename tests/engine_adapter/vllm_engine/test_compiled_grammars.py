@@ -206,7 +206,7 @@ def test_reading_the_memory_counts_for_calls_that_learn_only(
     with use.timed(seconds.append):
         heap_bytes += LEARNING_BYTES
     assert seconds[0] < SLOW_CALL_S < seconds[1]
-    # A reading in vain is no reason to measure the next calls.
+    # After a reading in vain the next calls are not measured.
     other, learned = compilations.use("b"), use.compiled.learned
     while learned.weight_of_call(draw=1.0):
         pass

@@ -17,17 +17,7 @@ from server.batches.batch import ENDED
 from server.batches.files import MAX_TRANSFERS
 from tests.engine_adapter.lora import cached_adapter
 from tests.server.conftest import StartGateway
-from tests.server.contract.bodies import (
-    BATCH,
-    CHAT,
-    CHATS,
-    COMPLETION,
-    FORM,
-    MESSAGE,
-    RESPONSE,
-    SUCCESS,
-    TOKENS_IN,
-)
+from tests.server.contract.bodies import BATCH, CHAT, COMPLETION, FORM, MESSAGE, RESPONSE, SUCCESS
 from tests.server.contract.contract import Contract, contract
 from tests.server.gateway import Gateway, eventually
 
@@ -68,9 +58,9 @@ ERRORS: dict[tuple[str, int], Any] = {
     ("list_conversation_items", 404): None,
     ("retrieve_conversation_item", 404): None,
     ("delete_conversation_item", 404): None,
-    ("create_chat_batch", 404): CHATS | NO_MODEL,
+    ("create_chat_batch", 404): {"messages": [CHAT["messages"]]} | NO_MODEL,
     ("invoke", 404): CHAT | NO_MODEL,
-    ("generate", 404): TOKENS_IN | NO_MODEL,
+    ("generate", 404): {"token_ids": [5]} | NO_MODEL,
     ("create_message", 404): MESSAGE | NO_MODEL,
     ("count_message_tokens", 404): {"messages": MESSAGE["messages"]} | NO_MODEL,
     ("detokenize", 404): {"tokens": [5]} | NO_MODEL,

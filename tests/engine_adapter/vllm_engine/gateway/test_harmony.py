@@ -42,9 +42,9 @@ ANSWER = AssistantMessage("Hello, <b>Köln</b> 🌍!", "I think, Köln 🌍.")
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     """The demo's tokenizer with gpt-oss's marks."""
-    made: Any = AutoTokenizer.from_pretrained(TARGET)
-    made.add_tokens(list(MARKS), special_tokens=True)
-    return made
+    marked_tokenizer: Any = AutoTokenizer.from_pretrained(TARGET)
+    marked_tokenizer.add_tokens(list(MARKS), special_tokens=True)
+    return marked_tokenizer
 
 
 @pytest.fixture
@@ -55,30 +55,30 @@ def parsers(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> VllmParsers:
 def loaded(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> VllmParsers:
     names = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss", **settings}
     monkeypatch.setattr(module, "load_tokenizer", lambda config: tokenizer)
-    made = VllmParsers(EngineConfig(TARGET, "demo", **names))
-    made.load()
-    return made
+    loaded_parsers = VllmParsers(EngineConfig(TARGET, "demo", **names))
+    loaded_parsers.load()
+    return loaded_parsers
 
 
 def parsing(
     parsers: VllmParsers, tokenizer: Any, prompt: str = "<|start|>assistant", *, tools: bool = True
 ) -> HarmonyParsing:
     ids = tuple(tokenizer.encode(prompt, add_special_tokens=False))
-    made = parsers.parsing(ParsingRequest(ids, TOOLS if tools else ()), None)
-    assert isinstance(made, HarmonyParsing)
-    return made
+    harmony = parsers.parsing(ParsingRequest(ids, TOOLS if tools else ()), None)
+    assert isinstance(harmony, HarmonyParsing)
+    return harmony
 
 
 def deltas(tokenizer: Any, text: str, size: int, stop_mark: str = "") -> list[Delta]:
     """The text as an engine sends it: of a stop token only the id, and no half character."""
     ids = tokenizer.encode(text + stop_mark, add_special_tokens=False)
-    shown, made = "", []
+    visible_before, parts = "", []
     for i in range(0, len(ids), size):
         visible = tokenizer.decode(ids[: i + size], skip_special_tokens=False)
-        visible = shown if visible.endswith("\ufffd") else visible.removesuffix(stop_mark)
-        made.append(Delta(visible[len(shown) :], tuple(ids[i : i + size])))
-        shown = visible
-    return [*made, Delta(text[len(shown) :], (), finish_reason=FinishReason.STOP)]
+        visible = visible_before if visible.endswith("\ufffd") else visible.removesuffix(stop_mark)
+        parts.append(Delta(visible[len(visible_before) :], tuple(ids[i : i + size])))
+        visible_before = visible
+    return [*parts, Delta(text[len(visible_before) :], (), finish_reason=FinishReason.STOP)]
 
 
 def without_ids(message: AssistantMessage) -> AssistantMessage:
@@ -91,13 +91,13 @@ def read_all(parser: OutputParser, parts: list[Delta]) -> AssistantMessage:
 
 
 def read_in_all_ways(
-    made: HarmonyParsing, tokenizer: Any, text: str, stop_mark: str = ""
+    harmony: HarmonyParsing, tokenizer: Any, text: str, stop_mark: str = ""
 ) -> AssistantMessage:
     """The message, which is the same in one piece and in deltas of one to three tokens."""
     ids = tuple(tokenizer.encode(text + stop_mark, add_special_tokens=False))
-    message = without_ids(made.new_parser().whole(Delta(text, ids)))
+    message = without_ids(harmony.new_parser().whole(Delta(text, ids)))
     for size in (1, 2, 3):
-        parser = made.new_parser()
+        parser = harmony.new_parser()
         assert read_all(parser, deltas(tokenizer, text, size, stop_mark)) == message
         assert parser.failure is None
     return message
@@ -126,7 +126,7 @@ def called(reasoning: str = "", text: str = "") -> AssistantMessage:
             "",
             AssistantMessage(ANSWER.text, f"{ANSWER.reasoning}\n{ANSWER.reasoning}"),
         ),
-        # A tool that is no function of the request is the model's own.
+        # A message to another recipient than a function is the model's own work.
         (
             "<|channel|>commentary to=python<|message|>1+1<|call|>" + NEXT + FINAL,
             "",
@@ -157,8 +157,8 @@ def called(reasoning: str = "", text: str = "") -> AssistantMessage:
 def test_a_text_is_read_in_one_piece_and_in_deltas(
     parsers: VllmParsers, tokenizer: Any, text: str, stop_mark: str, expected: AssistantMessage
 ) -> None:
-    made = parsing(parsers, tokenizer)
-    assert read_in_all_ways(made, tokenizer, text, stop_mark) == expected
+    harmony = parsing(parsers, tokenizer)
+    assert read_in_all_ways(harmony, tokenizer, text, stop_mark) == expected
 
 
 def test_a_mark_in_words_is_text(parsers: VllmParsers, tokenizer: Any) -> None:
@@ -187,23 +187,23 @@ def test_a_mark_in_words_is_text(parsers: VllmParsers, tokenizer: Any) -> None:
 def test_the_prompt_says_where_the_text_begins(
     parsers: VllmParsers, tokenizer: Any, prompt: str, text: str, expected: AssistantMessage
 ) -> None:
-    made = parsing(parsers, tokenizer, prompt)
-    assert read_in_all_ways(made, tokenizer, text) == expected
+    harmony = parsing(parsers, tokenizer, prompt)
+    assert read_in_all_ways(harmony, tokenizer, text) == expected
 
 
 def test_without_tools_arguments_are_text(parsers: VllmParsers, tokenizer: Any) -> None:
-    made = parsing(parsers, tokenizer, tools=False)
-    message = read_in_all_ways(made, tokenizer, PLAN + NEXT + CALL)
+    harmony = parsing(parsers, tokenizer, tools=False)
+    message = read_in_all_ways(harmony, tokenizer, PLAN + NEXT + CALL)
     assert message == AssistantMessage(ARGUMENTS, ANSWER.reasoning)
 
 
 def test_without_its_parser_reasoning_is_text(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = parsing(loaded(tokenizer, monkeypatch, reasoning_parser=None), tokenizer)
-    message = read_in_all_ways(made, tokenizer, PLAN + NEXT + FINAL)
+    harmony = parsing(loaded(tokenizer, monkeypatch, reasoning_parser=None), tokenizer)
+    message = read_in_all_ways(harmony, tokenizer, PLAN + NEXT + FINAL)
     assert message == AssistantMessage(f"{ANSWER.reasoning}\n{ANSWER.text}")
-    assert made.new_parser().num_reasoning_tokens is None
+    assert harmony.new_parser().num_reasoning_tokens is None
 
 
 def test_reasoning_streams_and_its_tokens_are_counted(parsers: VllmParsers, tokenizer: Any) -> None:
@@ -245,13 +245,13 @@ def test_any_text_is_read_in_the_same_way_in_any_deltas(
     rng = random.Random(seed)
     parts = rng.choices((*MARKS, *WORDS), k=rng.randrange(1, 25))
     prompt = "".join(rng.choices((*MARKS, *WORDS), k=rng.randrange(6)))
-    made = parsing(parsers, tokenizer, prompt, tools=rng.random() < 0.7)
-    message = read_in_all_ways(made, tokenizer, "".join(parts))
-    shown = message.text + message.reasoning + "".join(c.arguments for c in message.calls)
-    assert sum(map(shown.count, "🌍")) <= "".join(parts).count("🌍")
+    harmony = parsing(parsers, tokenizer, prompt, tools=rng.random() < 0.7)
+    message = read_in_all_ways(harmony, tokenizer, "".join(parts))
+    shown_text = message.text + message.reasoning + "".join(c.arguments for c in message.calls)
+    assert sum(map(shown_text.count, "🌍")) <= "".join(parts).count("🌍")
     # Without a header, nothing of the text is hidden but marks.
     if not {"<|start|>", "<|channel|>"} & {*parts, *made_of(prompt)}:
-        assert shown.count("🌍") == "".join(parts).count("🌍")
+        assert shown_text.count("🌍") == "".join(parts).count("🌍")
 
 
 def made_of(prompt: str) -> list[str]:
@@ -354,9 +354,9 @@ def test_a_grammar_of_an_answer_has_no_place(parsers: VllmParsers, tokenizer: An
 
 
 def test_chosen_calls_are_held_to_their_schemas(parsers: VllmParsers, tokenizer: Any) -> None:
-    made = parsing(parsers, tokenizer)
-    free = made.call_constraint(SCHEMAS, None, single_call=False)
-    held = made.call_constraint(SCHEMAS, JSON_ANSWER, single_call=False)
+    harmony = parsing(parsers, tokenizer)
+    free = harmony.call_constraint(SCHEMAS, None, single_call=False)
+    held = harmony.call_constraint(SCHEMAS, JSON_ANSWER, single_call=False)
     assert free.begins == held.begins == ()
     assert free.constraint.param == "tools"
     right, wrong = (
@@ -367,7 +367,7 @@ def test_chosen_calls_are_held_to_their_schemas(parsers: VllmParsers, tokenizer:
         for text in right:
             assert accepts(constraint, tokenizer, PLAN + NEXT + text)
             assert accepts(constraint, tokenizer, text + "<|call|>")
-            assert read_in_all_ways(made, tokenizer, text).calls[0].name == "get"
+            assert read_in_all_ways(harmony, tokenizer, text).calls[0].name == "get"
         for text in wrong:
             assert not accepts(constraint, tokenizer, PLAN + NEXT + text)
         unknown = right[0].replace("functions.get", "functions.other")
@@ -383,6 +383,6 @@ def test_with_another_backend_there_is_no_constraint(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = {"structured_outputs_config": {"backend": "xgrammar"}}
-    made = parsing(loaded(tokenizer, monkeypatch, arguments=arguments), tokenizer)
+    harmony = parsing(loaded(tokenizer, monkeypatch, arguments=arguments), tokenizer)
     with pytest.raises(NoCallGrammar, match="backend 'xgrammar'"):
-        made.text_constraint(JSON_ANSWER)
+        harmony.text_constraint(JSON_ANSWER)
