@@ -5,6 +5,7 @@ PyTorch's format, in one file or in shards with an index. Names and shapes come 
 headers.
 """
 
+import copy
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import safe_open
 
@@ -91,6 +92,15 @@ class Checkpoint:
         self.config: Mapping[str, Any] = _read_json(self._config_path)
 
     # -- configuration -------------------------------------------------------------------------
+
+    def text_part(self) -> Self:
+        """The same checkpoint with the fields of its text model; a multimodal one nests them."""
+        text_config = self.config.get("text_config")
+        if not isinstance(text_config, dict):
+            return self
+        part = copy.copy(self)
+        part.config = text_config
+        return part
 
     def integer(
         self, *names: str, at_least: int = 1, at_most: int = MAX_SIZE, default: int | None = None

@@ -52,6 +52,7 @@ class Capabilities:
 
     Attributes:
         model: it has its own weights, so `model` is required.
+        optional_model: its weights are part of the target's checkpoint, or its own in `model`.
         tokenizer: its weights include a tokenizer, which must be the target's unless an option
             allows another.
         draft_kv: it has its own KV cache, reserved when the engine starts. Only a method without
@@ -65,6 +66,7 @@ class Capabilities:
     """
 
     model: bool = False
+    optional_model: bool = False
     tokenizer: bool = False
     draft_kv: bool = False
     hidden_states: bool = False
@@ -79,8 +81,9 @@ class Capabilities:
 
     @property
     def is_paged_head(self) -> bool:
-        """Whether it is a head with KV, and a checkpoint of its own."""
-        return self.model and self.draft_kv and not self.tokenizer
+        """Whether it is a head with KV that can have a checkpoint of its own."""
+        has_model = self.model or self.optional_model
+        return has_model and self.draft_kv and not self.tokenizer
 
     def __or__(self, other: "Capabilities") -> "Capabilities":
         """The requirements of both."""
@@ -177,6 +180,10 @@ class DraftHost(Protocol):
 
     def block_head(self, spec: ProposerSpec) -> Proposer:
         """The same for a head that drafts a whole block of tokens in one pass."""
+        ...
+
+    def query_head(self, spec: ProposerSpec) -> Proposer:
+        """A proposer whose attention reads the target's KV: it has none that it could miss."""
         ...
 
     def member(self, name: str) -> Member:

@@ -188,10 +188,11 @@ def _check_members(spec: ProposerSpec, candidates: Sequence[ProposerSpec]) -> No
 
 def _model(method: ProposerMethod, fields: Mapping[str, Any]) -> str | None:
     model = fields.get("model")
-    if method.capabilities.model and not (isinstance(model, str) and model):
+    needed, optional = method.capabilities.model, method.capabilities.optional_model
+    if (needed or (optional and model is not None)) and not (isinstance(model, str) and model):
         message = f"{method.name} needs the path or id of its weights, got {short_repr(model)}"
         raise _error("model", message, _MISSING if model is None else None)
-    if not method.capabilities.model and model is not None:
+    if not needed and not optional and model is not None:
         raise _error("model", f"{method.name} has no weights of its own; leave it out")
     return model
 

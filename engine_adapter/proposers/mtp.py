@@ -1,25 +1,28 @@
-"""`mtp`: the multi-token-prediction layer in the target's own checkpoint drafts k tokens.
+"""`mtp`: a multi-token-prediction layer drafts k tokens; it is in the target's own checkpoint.
 
 Source: DeepSeek-V3, arXiv 2412.19437, section 2.2. From the target's hidden state of a position and
 the embedding of the next token, a decoder layer predicts the token after it; embeddings and output
 layer are the target's. It runs like an EAGLE head: for later drafts it reads the states that it
-predicted itself.
+predicted itself. A checkpoint of its own is a copy of the layer, or an assistant of Gemma 4.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from engine_adapter.proposers import draft_options
+from engine_adapter.proposers import draft_options, gemma4_assistant
 from engine_adapter.proposers.checkpoint import MAX_PARTS, Checkpoint, CheckpointError, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
+    DraftHost,
+    Proposer,
     ProposerMethod,
     ProposerSpec,
     TargetSizes,
 )
 
 NUM_LAYERS = "num_nextn_predict_layers"
-"""The field of the target's configuration with the number of its MTP layers."""
+"""The field of most targets' configurations with the number of their MTP layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,24 @@ class Family:
         projection: the name of the matrix [H, 2H] over embedding and state. In names, `{i}` is the
             layer's index among the MTP layers, `{n}` its index among all layers.
         norms: the names of its vectors [H].
+        field: the field of the configuration with the number of layers; `None` if vLLM always runs
+            `default` layers.
         default: how many layers there are if the configuration does not tell.
     """
 
     projection: str
     norms: tuple[str, ...]
+    field: str | None = NUM_LAYERS
     default: int = 0
+
+    def num_layers(self, config: Checkpoint) -> int:
+        """The number of MTP layers that the target's configuration states.
+
+        Raises `CheckpointError` if the field is no such number.
+        """
+        if self.field is None:
+            return self.default
+        return config.integer(self.field, at_least=0, at_most=MAX_PARTS, default=self.default)
 
     def tensors(self, i: int, num_hidden_layers: int, hidden_size: int) -> dict[str, Shape]:
         """The shapes of the tensors that only the i-th MTP layer has, by name."""
@@ -45,16 +60,32 @@ class Family:
         return {f"{name.format(i=i, n=n)}.weight": shape for name, shape in shapes.items()}
 
 
-_FOLLOWING = Family(
-    "model.layers.{n}.eh_proj",
-    tuple(f"model.layers.{{n}}.{part}" for part in ("enorm", "hnorm", "shared_head.norm")),
-)
+def _family(projection: str, folder: str, *norms: str, **how: Any) -> Family:
+    """A family whose projection and norms are in one folder of names."""
+    return Family(f"{folder}.{projection}", tuple(f"{folder}.{norm}" for norm in norms), **how)
+
+
+_FOLLOWING = _family("eh_proj", "model.layers.{n}", "enorm", "hnorm", "shared_head.norm")
 """Of targets whose MTP layers follow their own, numbered on."""
 
+_IN_COMMON = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
+"""The norms of targets whose MTP layers have the matrix and the norms in common."""
+
+_QWEN3_5 = _family("fc", "mtp", *_IN_COMMON, field="mtp_num_hidden_layers")
+
 FAMILIES: Mapping[str, Family] = {
-    "MiMoForCausalLM": Family(
-        "model.mtp_layers.{i}.input_proj",
-        tuple(f"model.mtp_layers.{{i}}.{part}_layernorm" for part in ("token", "hidden", "final")),
+    "MiMoForCausalLM": _family(
+        "input_proj",
+        "model.mtp_layers.{i}",
+        *(f"{part}_layernorm" for part in ("token", "hidden", "final")),
+    ),
+    # Published checkpoints have three layers, of which vLLM runs the first.
+    "MiMoV2FlashForCausalLM": _family(
+        "eh_proj",
+        "model.mtp.layers.{i}",
+        *("enorm", "hnorm", "final_layernorm"),
+        field=None,
+        default=1,
     ),
     "Ernie4_5_MoeForCausalLM": Family(
         "model.mtp_linear_proj.{i}", ("model.mtp_emb_norm.{i}", "model.mtp_hidden_norm.{i}")
@@ -62,40 +93,64 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4MoeForCausalLM": _FOLLOWING,
     "Glm4MoeLiteForCausalLM": _FOLLOWING,
     "DeepseekV3ForCausalLM": _FOLLOWING,
-    # Its MTP layers have the matrix and the norms in common. Published checkpoints have one layer,
-    # which their configuration does not mention.
-    "Qwen3NextForCausalLM": Family(
-        "mtp.fc", ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"), default=1
-    ),
+    "HYV3ForCausalLM": _family("eh_proj", "model.layers.{n}", "enorm", "hnorm", "final_layernorm"),
+    # Published checkpoints have one layer, which their configuration does not mention.
+    "Qwen3NextForCausalLM": _family("fc", "mtp", *_IN_COMMON, default=1),
+    "Qwen3_5ForCausalLM": _QWEN3_5,
+    "Qwen3_5MoeForCausalLM": _QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
+    "ExaoneMoeForCausalLM": _family("fc", "mtp", *_IN_COMMON),
+    # Its layer is a number of layers, one after the other; the last one has one more norm.
+    "NemotronHForCausalLM": _family("eh_proj", "mtp.layers.0", "enorm", "hnorm"),
 }
 """The targets whose MTP layers the tests ran, by architecture."""
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     assert target.model is not None
-    checkpoint = Checkpoint(target.model, revision=target.revision)
-    family = _family(checkpoint)
-    layers = checkpoint.integer(NUM_LAYERS, at_least=0, at_most=MAX_PARTS, default=family.default)
+    model = spec.model or target.model
+    checkpoint = Checkpoint(model, revision=None if spec.model else target.revision)
+    if _is_assistant(checkpoint):
+        gemma4_assistant.check(checkpoint, target)
+        return
+    family = _family_of(checkpoint)
+    text_part = checkpoint.text_part()
+    layers = family.num_layers(text_part)
     if not layers:
-        raise checkpoint.field_error(NUM_LAYERS, "must be at least 1: the target has no MTP layers")
+        raise text_part.field_error(
+            family.field or NUM_LAYERS, "must be at least 1: the target has no MTP layers"
+        )
     if (k := spec.num_speculative_tokens) > layers and k % layers:
         raise CheckpointError(  # vLLM's rule, for layers that are used in turn
             f"num_speculative_tokens must be at most {layers}, the number of MTP layers, or a "
             f"multiple of it; it is {k}",
             "num_speculative_tokens",
         )
-    num_target_layers, needed = checkpoint.integer("num_hidden_layers"), dict[str, Shape]()
+    follows = "{n}" in family.projection
+    num_target_layers = text_part.integer("num_hidden_layers") if follows else 0
+    needed: dict[str, Shape] = {}
     for i in range(layers):
         needed |= family.tensors(i, num_target_layers, target.hidden_size)
     if not needed.keys() & checkpoint.shapes.keys():
         raise CheckpointError(
-            f"{target.model}: the target's MTP layers are missing ({', '.join(needed)}): this copy "
+            f"{model}: the target's MTP layers are missing ({', '.join(needed)}): this copy "
             "was saved without them"
         )
     checkpoint.check_tensors(needed, checkpoint.shapes)
 
 
-def _family(checkpoint: Checkpoint) -> Family:
+def _is_assistant(checkpoint: Checkpoint) -> bool:
+    return checkpoint.config.get("model_type") in gemma4_assistant.MODEL_TYPES
+
+
+def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
+    if spec.model and _is_assistant(Checkpoint(spec.model)):
+        return host.query_head(spec)
+    return host.draft_head(spec)
+
+
+def _family_of(checkpoint: Checkpoint) -> Family:
     architectures = checkpoint.config.get("architectures")
     family = (
         FAMILIES.get(architectures[0])
@@ -113,11 +168,11 @@ def _family(checkpoint: Checkpoint) -> Family:
 
 METHOD = ProposerMethod(
     name="mtp",
-    capabilities=Capabilities(draft_kv=True),
+    capabilities=Capabilities(optional_model=True, draft_kv=True),
     default_k=1,
     options=draft_options.HEAD_OPTIONS,
     validate=draft_options.validate,
-    create=lambda spec, host: host.draft_head(spec),
+    create=_create,
     check=_check,
 )
 """The entry in `METHODS`."""

@@ -149,6 +149,10 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("kernel_block_size", "supports_draft_decode_metadata_update"),
         *("update_draft_decode_metadata", "get_metadata_builder"),
     ),
+    # An assistant's layers read the KV of the target's.
+    "vllm.model_executor.layers.attention.attention:Attention": (
+        *("layer_name", "num_kv_heads", "head_size", "kv_sharing_target_layer_name"),
+    ),
     "vllm.v1.attention.backend:AttentionMetadataBuilder": ("get_cudagraph_support",),
     "vllm.v1.worker.gpu.model_states.interface:ModelState": ("get_additional_cg_support",),
     "v2_gumbel": ("gumbel_sample",),

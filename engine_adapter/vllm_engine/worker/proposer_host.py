@@ -26,6 +26,7 @@ from engine_adapter.vllm_engine.worker.drafting.kv_groups import keeping_every_p
 from engine_adapter.vllm_engine.worker.drafting.paged_block_head import PagedBlockHead
 from engine_adapter.vllm_engine.worker.drafting.paged_head import PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
+from engine_adapter.vllm_engine.worker.drafting.paged_query_head import PagedQueryHead
 from engine_adapter.vllm_engine.worker.start_failure import fail_start_on_error
 from engine_adapter.vllm_engine.worker.target import LoadedTarget
 from engine_adapter.vllm_engine.worker.verification.rejection import sampling_bytes
@@ -255,6 +256,10 @@ class ProposerHost:
     def block_head(self, spec: ProposerSpec) -> Proposer:
         """See `DraftHost.block_head`."""
         return self._head(PagedBlockHead, spec)
+
+    def query_head(self, spec: ProposerSpec) -> Proposer:
+        """See `DraftHost.query_head`."""
+        return self._head(PagedQueryHead, spec)
 
     def _head(self, kind: type[PagedHead], spec: ProposerSpec) -> PagedHead:
         head = kind(spec, self._vllm_config, self._runner.device, self._runner)

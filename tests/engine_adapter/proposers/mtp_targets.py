@@ -1,15 +1,17 @@
 """Checkpoints of small random targets with MTP layers, in the published layouts.
 
-The next token is mostly a function of the newest one: the layers change the embeddings little. The
-MTP layer has learned the same, so a good part of its drafts is accepted. Each draft still depends
-on the target's hidden states and on the layer's KV.
+The target is a model of transformers, which leaves the MTP layers out: their blocks are layers of
+the target, drawn again. The next token is mostly a function of the newest one: the layers change
+the embeddings little. The MTP layer has learned the same, so a good part of its drafts is accepted.
+Each draft still depends on the target's hidden states and on the layer's KV.
 """
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,11 +19,7 @@ from safetensors.torch import load_file
 
 from tests.engine_adapter.proposers.heads import Heads, Tensors
 
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD_SIZE, LAYERS = 64, 96, 2, 1, 32, 2
-EXPERTS, EXPERT_INNER = 4, 32
-CONVOLUTION = 4
-LATENT, ROPE, NOPE, QUERY_RANK = 512, 64, 32, 48
-"""Of latent attention; vLLM's kernels for CPUs have no other sizes of the first two."""
+HIDDEN = 64
 
 MIX = 0.1
 """How much each layer adds to the embeddings."""
@@ -31,323 +29,350 @@ FROM_STATE = 0.08
 
 BASE: Mapping[str, Any] = {
     "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_SIZE,
-    "num_hidden_layers": LAYERS,
-    "num_nextn_predict_layers": 1,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
     "max_position_embeddings": 2048,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
     "tie_word_embeddings": False,
-    "dtype": "float32",
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-"""The fields that all of them have."""
+"""The fields of every configuration."""
 
-ROUTED: Mapping[str, Any] = {
+HEAD: dict[str, Any] = {
+    **BASE,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+}
+"""The configuration of an EAGLE head for one of these targets."""
+
+NUM_LAYERS = "num_nextn_predict_layers"
+
+_OUTPUTS = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
+"""The matrices whose output is added to a token's state."""
+
+_LAST_NORMS = "model.norm.weight", "backbone.norm_f.weight", "model.language_model.norm.weight"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A kind of target, and where its checkpoint has its MTP layers.
+
+    In names of the MTP layers, `{i}` is the index of one among them, `{n}` among all layers.
+
+    Attributes:
+        model_type: of transformers.
+        fields: of the configuration, besides `BASE`.
+        block: the beginning of the names of the target's layer that each MTP layer is like.
+        folder: the beginning of the names in an MTP layer.
+        projection: the name of the matrix [H, 2H] over embedding and state.
+        norms: the names of vectors [H].
+        state_first: whether the state comes before the embedding.
+        has_ends: whether each layer has copies of the embeddings and of the output layer.
+        renames: parts of names in the target's layer -> what they are in an MTP layer.
+        published: fields of the published configuration that transformers does not write.
+        num_layers: the field with the number of MTP layers; `None` if there is none.
+    """
+
+    model_type: str
+    fields: Mapping[str, Any]
+    block: str
+    folder: str
+    projection: str
+    norms: tuple[str, ...]
+    state_first: bool = False
+    has_ends: bool = False
+    renames: Mapping[str, str] = field(default_factory=dict)
+    published: Mapping[str, Any] = field(default_factory=dict)
+    num_layers: str | None = NUM_LAYERS
+
+    def __call__(self, *, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads:
+        """A random target with this number of MTP layers."""
+        config, tensors = self._plain_target(vocabulary, seed)
+        tensors |= self.layers(tensors, config["num_hidden_layers"], layers=layers, seed=seed)
+        if self.num_layers is not None:
+            config[self.num_layers] = layers
+        else:
+            config.pop(NUM_LAYERS, None)
+        return Heads({**config, **self.published}, tensors)
+
+    def layers(
+        self, target: Tensors, num_target_layers: int, *, layers: int = 1, seed: int = 0
+    ) -> Tensors:
+        """The tensors of MTP layers for a target with these tensors."""
+        generator = torch.Generator().manual_seed(seed + 1)
+        tensors: Tensors = {}
+        for i in range(layers):
+            n = num_target_layers + i
+            folder = self.folder.format(i=i, n=n)
+            for name in sorted(name for name in target if name.startswith(self.block)):
+                own_name = folder + name.removeprefix(self.block)
+                for part, replacement in self.renames.items():
+                    own_name = own_name.replace(part, replacement)
+                tensors[own_name] = _drawn(name, target[name], generator)
+            last_norm = next(target[name] for name in _LAST_NORMS if name in target)
+            for name in self.norms:
+                tensors[name.format(i=i, n=n)] = _drawn(name, last_norm, generator)
+            projection = self._projection(len(last_norm), generator)
+            tensors[self.projection.format(i=i, n=n)] = projection
+            if self.has_ends:
+                embeddings, output = target["model.embed_tokens.weight"], target["lm_head.weight"]
+                tensors[f"{folder}embed_tokens.weight"] = embeddings.clone()
+                tensors[f"{folder}shared_head.head.weight"] = output.clone()
+        return tensors
+
+    def _plain_target(self, vocabulary: int, seed: int) -> tuple[dict[str, Any], Tensors]:
+        """The configuration and the tensors of the target alone."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        fields = {**BASE, **self.fields, "vocab_size": vocabulary}
+        config = AutoConfig.for_model(self.model_type, **fields)
+        with TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model.save_pretrained(folder)
+            written = json.loads((Path(folder) / "config.json").read_text())
+            tensors = load_file(Path(folder) / "model.safetensors")
+        written["num_hidden_layers"] = config.num_hidden_layers
+        generator = torch.Generator().manual_seed(seed)
+        return written, {name: _drawn(name, tensors[name], generator) for name in sorted(tensors)}
+
+    def _projection(self, hidden: int, generator: torch.Generator) -> torch.Tensor:
+        from_state = torch.randn(hidden, hidden, generator=generator) * FROM_STATE * hidden**-0.5
+        parts = [torch.eye(hidden), from_state]
+        return torch.cat(parts[::-1] if self.state_first else parts, dim=1)
+
+
+def _drawn(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    drawn = torch.randn(tensor.shape, generator=generator)
+    if tensor.dim() != 2:
+        return tensor + 0.2 * drawn
+    if "embed" in name:
+        return drawn
+    scale = MIX if name.endswith(_OUTPUTS) else 4.0 if name == "lm_head.weight" else 2.0
+    return drawn * scale * tensor.shape[-1] ** -0.5
+
+
+def _layout(
+    model_type: str,
+    block: int,
+    folder: str,
+    projection: str,
+    *norms: str,
+    begin: str = "model.",
+    **how: Any,
+) -> Layout:
+    """A layout whose projection and norms are beside its block, and named like modules."""
+    return Layout(
+        model_type,
+        how.pop("fields", {}),
+        f"{begin}layers.{block}.",
+        f"{folder}.",
+        f"{folder}.{projection}.weight",
+        tuple(f"{folder}.{norm}.weight" for norm in norms),
+        **how,
+    )
+
+
+_EXPERTS: Mapping[str, Any] = {
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_ROUTED: Mapping[str, Any] = {
     "first_k_dense_replace": 1,
-    "moe_intermediate_size": EXPERT_INNER,
+    "moe_intermediate_size": 32,
     "n_group": 1,
     "topk_group": 1,
-    "n_routed_experts": EXPERTS,
+    "n_routed_experts": 4,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
     "routed_scaling_factor": 1.0,
 }
 """Experts after a dense layer, and one for every token."""
 
+_DELTA: Mapping[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "shared_expert_intermediate_size": 32,
+    **_EXPERTS,
+}
+"""A gated delta network before a layer of attention."""
 
-@dataclass
-class _Draw:
-    """Random tensors, the same for the same seed."""
-
-    seed: int
-    tensors: Tensors = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(self.seed)
-
-    def matrix(self, name: str, rows: int, columns: int, scale: float = 1.0) -> None:
-        drawn = torch.randn(rows, columns, generator=self._generator)
-        self.tensors[name] = drawn * scale * columns**-0.5
-
-    def vector(self, name: str, size: int, mean: float, spread: float = 0.2) -> None:
-        self.tensors[name] = mean + torch.randn(size, generator=self._generator) * spread
-
-    def norms(self, *names: str) -> None:
-        for name in names:
-            self.vector(f"{name}.weight", HIDDEN, 1.0)
-
-    def projection(self, name: str, *, state_first: bool) -> None:
-        """The matrix [H, 2H] over the embedding and the target's state."""
-        self.matrix(name, HIDDEN, HIDDEN, FROM_STATE)
-        from_state, from_token = self.tensors[name], torch.eye(HIDDEN)
-        parts = [from_state, from_token] if state_first else [from_token, from_state]
-        self.tensors[name] = torch.cat(parts, dim=1)
-
-    def attention(self, prefix: str, *, bias: bool) -> None:
-        for part, heads in ("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS):
-            size = heads * HEAD_SIZE
-            self.matrix(f"{prefix}.self_attn.{part}_proj.weight", size, HIDDEN, 2.0)
-            if bias:
-                self.vector(f"{prefix}.self_attn.{part}_proj.bias", size, 0.0)
-        self.matrix(f"{prefix}.self_attn.o_proj.weight", HIDDEN, HEADS * HEAD_SIZE, MIX)
-
-    def latent_attention(self, prefix: str) -> None:
-        """Queries from a small vector, keys and values from the latent states."""
-        attention, width = f"{prefix}.self_attn", NOPE + ROPE
-        self.matrix(f"{attention}.q_a_proj.weight", QUERY_RANK, HIDDEN)
-        self.vector(f"{attention}.q_a_layernorm.weight", QUERY_RANK, 1.0)
-        self.matrix(f"{attention}.q_b_proj.weight", HEADS * width, QUERY_RANK, 2.0)
-        self.matrix(f"{attention}.kv_a_proj_with_mqa.weight", LATENT + ROPE, HIDDEN, 2.0)
-        self.vector(f"{attention}.kv_a_layernorm.weight", LATENT, 1.0)
-        self.matrix(f"{attention}.kv_b_proj.weight", HEADS * (NOPE + HEAD_SIZE), LATENT, 2.0)
-        self.matrix(f"{attention}.o_proj.weight", HIDDEN, HEADS * HEAD_SIZE, MIX)
-
-    def mlp(self, prefix: str, inner: int = INNER) -> None:
-        for part in "gate", "up":
-            self.matrix(f"{prefix}.{part}_proj.weight", inner, HIDDEN)
-        self.matrix(f"{prefix}.down_proj.weight", HIDDEN, inner, MIX)
-
-    def experts(self, prefix: str, *, correction: str, shape: tuple[int, ...]) -> None:
-        self.matrix(f"{prefix}.gate.weight", EXPERTS, HIDDEN)
-        self.vector(f"{prefix}.{correction}", EXPERTS, 0.0, 0.01)
-        tensor = self.tensors[f"{prefix}.{correction}"]
-        self.tensors[f"{prefix}.{correction}"] = tensor.reshape(shape)
-        for name in (*(f"experts.{i}" for i in range(EXPERTS)), "shared_experts"):
-            self.mlp(f"{prefix}.{name}", EXPERT_INNER)
-
-    def block(self, prefix: str, *, bias: bool, mlp: Callable[[str], None]) -> None:
-        """A decoder layer."""
-        self.attention(prefix, bias=bias)
-        mlp(f"{prefix}.mlp")
-        self.norms(f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
-
-    def gated_experts(self, prefix: str) -> None:
-        """Experts, and one for every token that has a gate of its own."""
-        self.matrix(f"{prefix}.gate.weight", EXPERTS, HIDDEN)
-        self.matrix(f"{prefix}.shared_expert_gate.weight", 1, HIDDEN)
-        for name in (*(f"experts.{i}" for i in range(EXPERTS)), "shared_expert"):
-            self.mlp(f"{prefix}.{name}", EXPERT_INNER)
-
-    def gated_delta(self, prefix: str) -> None:
-        """A decoder layer with a gated delta network instead of attention."""
-        keys, values = 2 * KV_HEADS * HEAD_SIZE, HEADS * HEAD_SIZE
-        network = f"{prefix}.linear_attn"
-        self.matrix(f"{network}.in_proj_qkvz.weight", keys + 2 * values, HIDDEN)
-        self.matrix(f"{network}.in_proj_ba.weight", 2 * HEADS, HIDDEN)
-        self.matrix(f"{network}.out_proj.weight", HIDDEN, values, MIX)
-        self.vector(name := f"{network}.conv1d.weight", (keys + values) * CONVOLUTION, 0.5)
-        self.tensors[name] = self.tensors[name].reshape(-1, 1, CONVOLUTION)
-        self.vector(f"{network}.norm.weight", HEAD_SIZE, 1.0)
-        self.vector(f"{network}.dt_bias", HEADS, 0.0)
-        self.vector(f"{network}.A_log", HEADS, 0.0)
-        self.gated_experts(f"{prefix}.mlp")
-        self.norms(f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
-
-    def following_layer(self, prefix: str) -> None:
-        """What an MTP layer has that follows the target's layers, with copies of both ends."""
-        self.norms(*(f"{prefix}.{name}" for name in ("enorm", "hnorm", "shared_head.norm")))
-        self.projection(f"{prefix}.eh_proj.weight", state_first=False)
-        self.tensors |= {
-            f"{prefix}.embed_tokens.weight": self.tensors["model.embed_tokens.weight"].clone(),
-            f"{prefix}.shared_head.head.weight": self.tensors["lm_head.weight"].clone(),
-        }
-
-    def ends(self, vocabulary: int) -> None:
-        """Embeddings, final norm and output layer."""
-        self.matrix("model.embed_tokens.weight", vocabulary, HIDDEN, HIDDEN**0.5)
-        self.norms("model.norm")
-        self.matrix("lm_head.weight", vocabulary, HIDDEN, 4.0)
+_LATENT: Mapping[str, Any] = {
+    **_ROUTED,
+    # vLLM's kernels for CPUs have no other sizes of these two.
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "head_dim": 64,
+    "num_key_value_heads": 2,
+}
+_WINDOWS: Mapping[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 64,
+}
+_IN_COMMON = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
 
 
-def mimo(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads:
-    """`XiaomiMiMo/MiMo-7B-*`: Qwen2 layers, and MTP layers beside them.
+def _in_common(model_type: str, block: int, fields: Mapping[str, Any], **how: Any) -> Layout:
+    """A layout whose MTP layers have the projection and the norms in common."""
+    return Layout(
+        model_type,
+        fields,
+        f"model.layers.{block}.",
+        "mtp.layers.{i}.",
+        "mtp.fc.weight",
+        tuple(f"mtp.{name}.weight" for name in _IN_COMMON),
+        **how,
+    )
 
-    The published `model_type` needs code from the hub; its configuration is Qwen2's.
-    """
-    draw = _Draw(seed)
-    draw.ends(vocabulary)
-    for i in range(LAYERS):
-        draw.block(f"model.layers.{i}", bias=True, mlp=draw.mlp)
-    for i in range(layers):
-        prefix = f"model.mtp_layers.{i}"
-        draw.block(prefix, bias=True, mlp=draw.mlp)
-        norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
-        draw.norms(*(f"{prefix}.{name}" for name in norms))
-        draw.projection(f"{prefix}.input_proj.weight", state_first=True)
-    config = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "vocab_size": vocabulary}
-    return Heads({**BASE, **config, "num_nextn_predict_layers": layers}, draw.tensors)
+
+def _following(model_type: str, fields: Mapping[str, Any], **how: Any) -> Layout:
+    """A layout whose MTP layers follow the target's, with copies of both ends."""
+    norms = "enorm", "hnorm", "shared_head.norm"
+    return _layout(
+        *(model_type, 1, "model.layers.{n}", "eh_proj", *norms), has_ends=True, fields=fields, **how
+    )
+
+
+# `XiaomiMiMo/MiMo-7B-*`: Qwen2 layers. The published `model_type` needs code from the hub; its
+# configuration is Qwen2's.
+mimo = _layout(
+    "qwen2",
+    0,
+    "model.mtp_layers.{i}",
+    "input_proj",
+    *("token_layernorm", "hidden_layernorm", "final_layernorm"),
+    state_first=True,
+    published={"architectures": ["MiMoForCausalLM"]},
+)
+# `zai-org/GLM-4.5*`.
+glm4_moe = _following("glm4_moe", {**_ROUTED, "attention_bias": True, "partial_rotary_factor": 0.5})
+
+TARGETS: Mapping[str, Layout] = {
+    "mimo": mimo,
+    # `baidu/ERNIE-4.5-21B-A3B-*`: layers of experts after a dense one, and a dense MTP layer.
+    "ernie": Layout(
+        "ernie4_5_moe",
+        {
+            "moe_intermediate_size": 32,
+            "moe_num_experts": 4,
+            "moe_num_shared_experts": 1,
+            "moe_k": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 1,
+            "moe_layer_interval": 1,
+            "use_bias": False,
+        },
+        "model.layers.0.",
+        "model.mtp_block.{i}.",
+        "model.mtp_linear_proj.{i}.weight",
+        ("model.mtp_emb_norm.{i}.weight", "model.mtp_hidden_norm.{i}.weight"),
+    ),
+    "glm4_moe": glm4_moe,
+    # `Qwen/Qwen3-Next-80B-A3B-*`, whose configuration does not tell that it has an MTP layer.
+    "qwen3_next": _in_common("qwen3_next", 1, _DELTA, num_layers=None),
+    # `Qwen/Qwen3.5-*`: dense ones, and those with experts.
+    "qwen3_5": _in_common("qwen3_5_text", 1, _DELTA, num_layers="mtp_num_hidden_layers"),
+    "qwen3_5_moe": _in_common("qwen3_5_moe_text", 1, _DELTA, num_layers="mtp_num_hidden_layers"),
+    # `deepseek-ai/DeepSeek-V3`, R1 and V3.1.
+    "deepseek_v3": _following(
+        "deepseek_v3", _LATENT, published={"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    ),
+    # `zai-org/GLM-4.7-Flash`.
+    "glm4_moe_lite": _following("glm4_moe_lite", _LATENT),
+    # `LGAI-EXAONE/K-EXAONE-236B-A23B`: windows, and a dense MTP layer.
+    "exaone_moe": _in_common(
+        "exaone_moe", 0, {**_EXPERTS, **_WINDOWS, "sliding_window_pattern": None}
+    ),
+    # `tencent/Hy3`: experts after a dense layer.
+    "hy_v3": _layout(
+        "hy_v3",
+        1,
+        "model.layers.{n}",
+        "eh_proj",
+        *("enorm", "hnorm", "final_layernorm"),
+        fields={
+            **_EXPERTS,
+            "expert_hidden_dim": 32,
+            "router_scaling_factor": 1.0,
+            "route_norm": True,
+            "qk_norm": True,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    # `XiaomiMiMo/MiMo-V2-Flash`: a dense MTP layer with the window.
+    "mimo_v2_flash": _layout(
+        "mimo_v2_flash",
+        0,
+        "model.mtp.layers.{i}",
+        "eh_proj",
+        *("enorm", "hnorm", "final_layernorm"),
+        fields={
+            **_WINDOWS,
+            **_ROUTED,
+            "hybrid_layer_pattern": [1, 0],
+            "moe_layer_freq": [0, 1],
+            "sliding_window_size": 64,
+            "v_head_dim": 32,
+            "swa_num_attention_heads": 2,
+            "swa_num_key_value_heads": 2,
+            "swa_head_dim": 32,
+            "swa_v_head_dim": 32,
+            "add_swa_attention_sink_bias": True,
+            "layernorm_epsilon": 1e-5,
+        },
+        renames={"post_attention_layernorm": "pre_mlp_layernorm"},
+        # transformers writes these by kind of layer.
+        published={"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334},
+        num_layers=None,
+    ),
+    # `nvidia/NVIDIA-Nemotron-3-*`: Mamba 2. There are no experts: vLLM has none for CPUs whose
+    # activation has no gate.
+    "nemotron_h": _layout(
+        "nemotron_h",
+        1,
+        "mtp.layers.{i}",
+        "eh_proj",
+        *("enorm", "hnorm", "final_layernorm"),
+        begin="backbone.",
+        fields={
+            "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+            "num_hidden_layers": 3,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+        },
+        published={"mtp_hybrid_override_pattern": "*"},
+    ),
+}
+"""Each family that `mtp` supports."""
 
 
 def agreeing_mimo(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
-    """The same with layers that add nothing: the MTP layer has the target's own logits."""
-    made = mimo(vocabulary=vocabulary, seed=seed)
-    tensors, layer = made.tensors, "model.mtp_layers.0"
+    """MiMo with layers that add nothing: the MTP layer has the target's own logits."""
+    target = mimo(vocabulary=vocabulary, seed=seed)
+    tensors, layer = target.tensors, "model.mtp_layers.0"
     for name in tensors:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(_OUTPUTS):
             tensors[name] = torch.zeros_like(tensors[name])
     tensors[f"{layer}.input_proj.weight"] = torch.eye(HIDDEN, 2 * HIDDEN).roll(HIDDEN, dims=1)
     tensors[f"{layer}.token_layernorm.weight"] = torch.ones(HIDDEN)
     tensors[f"{layer}.final_layernorm.weight"] = tensors["model.norm.weight"].clone()
-    return made
-
-
-def ernie(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
-    """`baidu/ERNIE-4.5-21B-A3B-*`: layers of experts after a dense one, and a dense MTP layer."""
-    draw = _Draw(seed)
-    draw.ends(vocabulary)
-
-    def experts(prefix: str) -> None:
-        correction = "moe_statics.e_score_correction_bias"
-        draw.experts(prefix, correction=correction, shape=(1, EXPERTS))
-
-    for i in range(LAYERS):
-        draw.block(f"model.layers.{i}", bias=False, mlp=experts if i else draw.mlp)
-    draw.block("model.mtp_block.0", bias=False, mlp=draw.mlp)
-    draw.norms("model.mtp_emb_norm.0", "model.mtp_hidden_norm.0")
-    draw.projection("model.mtp_linear_proj.0.weight", state_first=False)
-    config = {
-        "architectures": ["Ernie4_5_MoeForCausalLM"],
-        "model_type": "ernie4_5_moe",
-        "vocab_size": vocabulary,
-        "moe_intermediate_size": EXPERT_INNER,
-        "moe_num_experts": EXPERTS,
-        "moe_num_shared_experts": 1,
-        "moe_k": 2,
-        "moe_layer_start_index": 1,
-        "moe_layer_end_index": LAYERS - 1,
-        "moe_layer_interval": 1,
-        "use_bias": False,
-    }
-    return Heads({**BASE, **config}, draw.tensors)
-
-
-def glm4_moe(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads:
-    """`zai-org/GLM-4.5*`: the MTP layers follow the target's, with copies of both ends."""
-    draw = _Draw(seed)
-    draw.ends(vocabulary)
-
-    def experts(prefix: str) -> None:
-        draw.experts(prefix, correction="gate.e_score_correction_bias", shape=(EXPERTS,))
-
-    for i in range(LAYERS + layers):
-        draw.block(f"model.layers.{i}", bias=True, mlp=experts if i else draw.mlp)
-    for i in range(LAYERS, LAYERS + layers):
-        draw.following_layer(f"model.layers.{i}")
-    config = {
-        "architectures": ["Glm4MoeForCausalLM"],
-        "model_type": "glm4_moe",
-        "vocab_size": vocabulary,
-        "attention_bias": True,
-        "use_qk_norm": False,
-        "partial_rotary_factor": 0.5,
-        **ROUTED,
-        "num_nextn_predict_layers": layers,
-    }
-    return Heads({**BASE, **config}, draw.tensors)
-
-
-def latent(
-    architecture: str, model_type: str, *, vocabulary: int = 2048, layers: int = 1, seed: int = 0
-) -> Heads:
-    """Latent attention, experts after a dense layer, and MTP layers as in GLM 4.5."""
-    draw = _Draw(seed)
-    draw.ends(vocabulary)
-    for i in range(LAYERS + layers):
-        prefix = f"model.layers.{i}"
-        draw.latent_attention(prefix)
-        if i:
-            correction = "gate.e_score_correction_bias"
-            draw.experts(f"{prefix}.mlp", correction=correction, shape=(EXPERTS,))
-        else:
-            draw.mlp(f"{prefix}.mlp")
-        draw.norms(f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm")
-    for i in range(LAYERS, LAYERS + layers):
-        draw.following_layer(f"model.layers.{i}")
-    config = {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "vocab_size": vocabulary,
-        "kv_lora_rank": LATENT,
-        "q_lora_rank": QUERY_RANK,
-        "qk_nope_head_dim": NOPE,
-        "qk_rope_head_dim": ROPE,
-        "v_head_dim": HEAD_SIZE,
-        "head_dim": ROPE,
-        "num_key_value_heads": HEADS,
-        **ROUTED,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-        "num_nextn_predict_layers": layers,
-    }
-    return Heads({**BASE, **config}, draw.tensors)
-
-
-def deepseek_v3(**options: Any) -> Heads:
-    """`deepseek-ai/DeepSeek-V3`, R1 and V3.1."""
-    return latent("DeepseekV3ForCausalLM", "deepseek_v3", **options)
-
-
-def glm4_moe_lite(**options: Any) -> Heads:
-    """`zai-org/GLM-4.7-Flash`."""
-    return latent("Glm4MoeLiteForCausalLM", "glm4_moe_lite", **options)
-
-
-def qwen3_next(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
-    """`Qwen/Qwen3-Next-80B-A3B-*`: a gated delta network before a layer of attention, and experts.
-
-    The attention has a gate, and norms are stored as their difference from 1.
-    """
-    draw = _Draw(seed)
-    draw.ends(vocabulary)
-    draw.gated_delta("model.layers.0")
-    for prefix in "model.layers.1", "mtp.layers.0":
-        draw.block(prefix, bias=False, mlp=draw.gated_experts)
-        attention = f"{prefix}.self_attn"
-        draw.matrix(f"{attention}.q_proj.weight", 2 * HEADS * HEAD_SIZE, HIDDEN, 2.0)
-        for part in "q", "k":
-            draw.vector(f"{attention}.{part}_norm.weight", HEAD_SIZE, 0.0)
-    draw.norms("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
-    draw.projection("mtp.fc.weight", state_first=False)
-    for name in draw.tensors:
-        if "norm" in name and "linear_attn" not in name and "self_attn" not in name:
-            draw.tensors[name] -= 1
-    config = {
-        "architectures": ["Qwen3NextForCausalLM"],
-        "model_type": "qwen3_next",
-        "vocab_size": vocabulary,
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_key_heads": KV_HEADS,
-        "linear_num_value_heads": HEADS,
-        "linear_key_head_dim": HEAD_SIZE,
-        "linear_value_head_dim": HEAD_SIZE,
-        "linear_conv_kernel_dim": CONVOLUTION,
-        "moe_intermediate_size": EXPERT_INNER,
-        "shared_expert_intermediate_size": EXPERT_INNER,
-        "num_experts": EXPERTS,
-        "num_experts_per_tok": 2,
-    }
-    config = {**BASE, **config}
-    del config["num_nextn_predict_layers"]  # the published configuration does not tell
-    return Heads(config, draw.tensors)
-
-
-TARGETS: Mapping[str, Callable[..., Heads]] = {
-    "mimo": mimo,
-    "ernie": ernie,
-    "glm4_moe": glm4_moe,
-    "qwen3_next": qwen3_next,
-    "deepseek_v3": deepseek_v3,
-    "glm4_moe_lite": glm4_moe_lite,
-}
-"""Each family that `mtp` supports."""
+    return target
 
 
 def write_target(target: Heads, folder: Path, tokenizer: Path) -> str:
@@ -362,7 +387,7 @@ def own_bytes(folder: Path) -> int:
     """The bytes of the MTP layers in a target's folder, without copies of the target's ends."""
     fields = json.loads((folder / "config.json").read_text())
     first = fields["num_hidden_layers"]
-    names = [f"layers.{first + i}." for i in range(fields.get("num_nextn_predict_layers", 1))]
+    names = [f"layers.{first + i}." for i in range(fields.get(NUM_LAYERS, 1))]
     tensors = load_file(folder / "model.safetensors")
     return sum(
         tensor.nbytes

@@ -83,6 +83,7 @@ class Host:
 
     draft_head = draft_model
     block_head = draft_model
+    query_head = draft_model
 
 
 @pytest.fixture(params=METHODS, ids=lambda method: method.name)

@@ -9,6 +9,7 @@ import torch
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import get_method, parse_spec
 from engine_adapter.seam.errors import EngineConfigError
+from tests.engine_adapter.proposers.gemma4_assistants import assistant, gemma4_target
 from tests.engine_adapter.proposers.heads import Heads
 from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
 from tests.engine_adapter.proposers.mtp_targets import HIDDEN, TARGETS, glm4_moe, mimo
@@ -34,7 +35,6 @@ def test_a_published_layout_passes(name: str, tmp_path: Path) -> None:
         ("num_nextn_predict_layers", 0, "the target has no MTP layers"),
         ("num_nextn_predict_layers", "one", "must be an integer"),
         ("num_nextn_predict_layers", 2000, "must be at most 1024"),
-        ("num_hidden_layers", None, "num_hidden_layers is missing"),
     ],
 )
 def test_a_target_without_mtp_layers_is_refused_with_the_field(
@@ -44,6 +44,30 @@ def test_a_target_without_mtp_layers_is_refused_with_the_field(
     target.config |= {field: value}
     with pytest.raises(ValueError, match=rf"config\.json: {field}.*{says}|config\.json: {says}"):
         check(target, tmp_path)
+
+
+def test_layers_that_follow_the_targets_need_their_number(tmp_path: Path) -> None:
+    target = glm4_moe(vocabulary=40)
+    del target.config["num_hidden_layers"]
+    with pytest.raises(ValueError, match=r"config\.json: num_hidden_layers is missing"):
+        check(target, tmp_path)
+
+
+def test_the_text_model_of_a_multimodal_target_tells_of_them(tmp_path: Path) -> None:
+    target = TARGETS["qwen3_5"](vocabulary=40)
+    architecture = {"architectures": ["Qwen3_5ForConditionalGeneration"], "vocab_size": 40}
+    target.config = {**architecture, "text_config": target.config}
+    check(target, tmp_path, k=3)
+    target.config["text_config"]["mtp_num_hidden_layers"] = 0
+    says = r"config\.json: mtp_num_hidden_layers must be at least 1: .* has no MTP layers; it is 0"
+    with pytest.raises(ValueError, match=says):
+        check(target, tmp_path)
+
+
+def test_only_the_first_layer_of_some_targets_is_needed(tmp_path: Path) -> None:
+    target = TARGETS["mimo_v2_flash"](vocabulary=40)
+    target.config["num_nextn_predict_layers"] = 3
+    check(target, tmp_path, k=2)
 
 
 def test_a_target_whose_configuration_does_not_mention_them_is_refused(tmp_path: Path) -> None:
@@ -96,9 +120,87 @@ def test_it_needs_only_its_name() -> None:
     assert (spec.method, spec.model, spec.num_speculative_tokens) == ("mtp", None, 1)
 
 
-def test_a_model_is_refused() -> None:
-    with pytest.raises(EngineConfigError, match="mtp has no weights of its own; leave it out"):
-        parse_spec({"name": "mtp", "model": "a/b"})
+def test_a_model_is_the_path_or_id_of_a_checkpoint() -> None:
+    assert parse_spec({"name": "mtp", "model": "a/b"}).model == "a/b"
+    with pytest.raises(EngineConfigError, match="mtp needs the path or id of its weights, got 3"):
+        parse_spec({"name": "mtp", "model": 3})
+
+
+def test_layers_in_a_checkpoint_of_their_own_pass(tmp_path: Path) -> None:
+    whole = glm4_moe(vocabulary=40)
+    layers = {name: tensor for name, tensor in whole.tensors.items() if "layers.2." in name}
+    path = Heads(whole.config, layers).write(tmp_path / "layers")
+    target = Heads(whole.config, {"model.norm.weight": torch.ones(HIDDEN)}).write(
+        tmp_path / "target"
+    )
+    spec = parse_spec({"name": "mtp", "model": path})
+    get_method("mtp").check(spec, TargetSizes(HIDDEN, 40, model=target))
+    with pytest.raises(ValueError, match="the target's MTP layers are missing"):
+        get_method("mtp").check(parse_spec({"name": "mtp"}), TargetSizes(HIDDEN, 40, model=target))
+
+
+# -- assistants of Gemma 4 --------------------------------------------------------------------
+
+
+def check_assistant(target: Heads, heads: Heads, folder: Path) -> None:
+    spec = parse_spec({"name": "mtp", "model": heads.write(folder / "assistant")})
+    path = target.write(folder / "target")
+    get_method("mtp").check(spec, TargetSizes(HIDDEN, target.config["vocab_size"], model=path))
+
+
+@pytest.mark.parametrize("num_shared", [0, 2])
+@pytest.mark.parametrize("centroids", [None, 2])
+def test_an_assistant_passes(num_shared: int, centroids: int | None, tmp_path: Path) -> None:
+    target = gemma4_target(vocabulary=64, num_shared=num_shared)
+    check_assistant(target, assistant(target, centroids=centroids), tmp_path)
+
+
+def test_the_text_model_of_a_multimodal_target_counts(tmp_path: Path) -> None:
+    target = gemma4_target(vocabulary=64)
+    heads = assistant(target)
+    nested = {"model_type": "gemma4", "text_config": target.config, "vocab_size": 64}
+    check_assistant(Heads(nested, target.tensors), heads, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("backbone_hidden_size", 96, "must be 64, which is the target's hidden_size; it is 96"),
+        ("text_config.vocab_size", 32, "must be 64, which is the target's; it is 32"),
+        ("text_config.layer_types", ["chunked_attention"], "must name kinds of the target: full_"),
+        ("text_config.layer_types", None, "must name kinds of the target"),
+        ("text_config.sliding_window", 32, "must be 64, which is the target's; it is 32"),
+    ],
+)
+def test_an_assistant_that_cannot_read_the_targets_kv_is_refused(
+    field: str, value: Any, says: str, tmp_path: Path
+) -> None:
+    target = gemma4_target(vocabulary=64)
+    heads = assistant(target)
+    part, _, name = field.rpartition(".")
+    (heads.config[part] if part else heads.config)[name] = value
+    with pytest.raises(ValueError, match=rf"config\.json: {name} {says}"):
+        check_assistant(target, heads, tmp_path)
+
+
+def test_an_assistant_of_another_target_is_refused(tmp_path: Path) -> None:
+    target = mimo(vocabulary=64)
+    says = "model_type must be Gemma 4's: the assistant reads its KV; it is 'qwen2'"
+    with pytest.raises(ValueError, match=says):
+        check_assistant(target, assistant(gemma4_target(vocabulary=64)), tmp_path)
+
+
+def test_an_assistant_without_its_projections_is_refused(tmp_path: Path) -> None:
+    target = gemma4_target(vocabulary=64)
+    heads = assistant(target)
+    del heads.tensors["post_projection.weight"]
+    with pytest.raises(ValueError, match=r"tensor post_projection\.weight .* is missing"):
+        check_assistant(target, heads, tmp_path)
+
+
+def test_an_assistant_drafts_with_the_hosts_query_head(tmp_path: Path) -> None:
+    path = assistant(gemma4_target(vocabulary=64)).write(tmp_path / "assistant")
+    check_it_drafts_with_the_hosts_head(parse_spec({"name": "mtp", "model": path}), "query_head")
 
 
 def test_drafts_lag_and_weights_are_those_of_the_hosts_head() -> None:

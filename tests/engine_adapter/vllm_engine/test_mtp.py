@@ -15,9 +15,11 @@ from engine_adapter.proposers import ngram
 from engine_adapter.proposers.methods import parse_spec, parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import PLAIN, SpecMethod
+from tests.cases import proved_beyond
 from tests.engine_adapter.proposers.batches import batch
 from tests.engine_adapter.proposers.eagle_heads import eagle
-from tests.engine_adapter.proposers.mtp_targets import TARGETS, mimo, own_bytes, write_target
+from tests.engine_adapter.proposers.heads import Heads
+from tests.engine_adapter.proposers.mtp_targets import HEAD, TARGETS, own_bytes, write_target
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
     more_than_fit,
@@ -37,6 +39,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 K = 3
 MTP, NGRAM = SpecMethod("mtp", K), SpecMethod("ngram", 4)
 EAGLE, CASCADE = SpecMethod("eagle", K), SpecMethod("cascade", 4)
+BLOCKS = {"exaone_moe": 40, "mimo_v2_flash": 40}
+"""Of KV, where layers are in several groups."""
+
 OTHERS: list[dict[str, Any]] = [{"name": "ngram"}, {"name": "cascade", "members": ["ngram", "mtp"]}]
 
 
@@ -53,26 +58,39 @@ class Family:
 
 
 def start(root: Path, name: str) -> Family:
-    """An engine with 22 KV blocks and 320 tokens a step, beside an EAGLE head on MiMo."""
-    folder = Path(write_target(TARGETS[name](seed=3), root / name, Path(TARGET)))
+    """An engine with few KV blocks and 320 tokens a step, beside an EAGLE head on MiMo."""
+    target = TARGETS[name](seed=3)
+    folder = Path(write_target(target, root / name, Path(TARGET)))
     proposers = [{"name": "mtp", "num_speculative_tokens": K}, *OTHERS]
     if name == "mimo":
-        fields = mimo().config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-        head = eagle(fields, seed=1).write(root / "eagle")
+        head = eagle(HEAD, seed=1).write(root / "eagle")
         proposers.append({"name": "eagle", "model": head})
-    arguments = {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 320, "max_num_seqs": 16}
+    arguments = {
+        "num_gpu_blocks_override": BLOCKS.get(name, 22),
+        "max_num_batched_tokens": 320,
+        "max_num_seqs": 16,
+    }
+    own = Heads(
+        target.config,
+        {name: tensor for name, tensor in target.tensors.items() if is_of_mtp(name)},
+    )
+    fields = {"method": "mtp", "num_speculative_tokens": K, "model": own.write(root / "own")}
+    proposers.append({"name": "own", **fields})
     specs = parse_specs(proposers)
     config = EngineConfig(str(folder), name, specs, None, COMMON | arguments)
     return Family(folder, RecordedEngine(config))
 
 
+def is_of_mtp(name: str) -> bool:
+    """Whether a checkpoint of an MTP layer alone has this tensor: both ends, and the layer's."""
+    return any(part in name for part in ("mtp", "layers.2.", "embed_tokens", "lm_head"))
+
+
 @pytest.fixture(
     scope="module",
-    params=[
-        "mimo",
-        pytest.param("ernie", marks=pytest.mark.prove),
-        pytest.param("glm4_moe", marks=pytest.mark.prove),
-    ],
+    params=proved_beyond(
+        ["mimo"], ["mimo", "ernie", "glm4_moe", "exaone_moe", "hy_v3", "mimo_v2_flash"]
+    ),
 )
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -148,6 +166,16 @@ async def test_a_cascade_drafts_with_it_where_the_lookup_has_none(
             assert drafts == alone[n][: len(drafts)]
             compared += 1
     assert compared > 8
+
+
+async def test_a_checkpoint_of_the_layer_alone_drafts_the_same(
+    family: Family, prompts: list[Prompt]
+) -> None:
+    some = prompts[8:10]
+    want, got = family.run(some, 30, MTP), family.run(some, 30, SpecMethod("own", K))
+    assert got.outputs == want.outputs
+    assert [got.of(i, "own") for i in range(2)] == [want.of(i, "mtp") for i in range(2)]
+    assert family.engine.memory()["own"][0] == family.engine.memory()["mtp"][0]
 
 
 async def test_only_its_own_layer_is_counted_as_its_weights(family: Family) -> None:

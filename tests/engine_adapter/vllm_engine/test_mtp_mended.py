@@ -13,6 +13,7 @@ import pytest
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import PLAIN, SpecMethod
+from tests.cases import proved_beyond
 from tests.engine_adapter.proposers.mtp_targets import TARGETS, own_bytes, write_target
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
@@ -44,16 +45,33 @@ class Family:
         prepare: is called in the engine's process before it starts.
         prepare_stock: the same of stock vLLM, with what Specgate mends.
         blocks: of KV, fewer than the prompts of a test need.
+        seed: of the target's weights. With some, two tokens are nearly equally likely.
     """
 
     prepare: Callable[[], None]
     prepare_stock: Callable[[], None]
     blocks: int
+    seed: int = 3
+
+
+def do_nothing() -> None:
+    """For a family that is compared as it is."""
+
+
+def mend_recurrent_layers() -> None:
+    """As `patch_recurrent_layers`, whose module imports vLLM."""
+    from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
+
+    patch_recurrent_layers()
 
 
 LATENT = Family(hide_amx, hide_amx_and_mend_rotary_embeddings, blocks=120)
+DELTA = Family(compute_in_any_dtype, compute_in_any_dtype, blocks=60)
 FAMILIES = {
-    "qwen3_next": Family(compute_in_any_dtype, compute_in_any_dtype, blocks=60),
+    "qwen3_5": DELTA,
+    "qwen3_5_moe": DELTA,
+    "qwen3_next": DELTA,
+    "nemotron_h": Family(do_nothing, mend_recurrent_layers, blocks=60, seed=5),
     "deepseek_v3": LATENT,
     "glm4_moe_lite": LATENT,
 }
@@ -71,13 +89,15 @@ class Case:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3_next", "deepseek_v3", pytest.param("glm4_moe_lite", marks=pytest.mark.prove)],
+    params=proved_beyond(["qwen3_5"], FAMILIES),
 )
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Case]:
     family, root = FAMILIES[request.param], tmp_path_factory.mktemp("mtp")
-    folder = Path(write_target(TARGETS[request.param](seed=3), root / "target", Path(TARGET)))
+    folder = Path(
+        write_target(TARGETS[request.param](seed=family.seed), root / "target", Path(TARGET))
+    )
     specs = parse_specs(
         [
             {"name": "mtp", "num_speculative_tokens": K},

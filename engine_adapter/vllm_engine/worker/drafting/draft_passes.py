@@ -78,6 +78,7 @@ class DraftPasses:
         counts: how many of `order` take each draft, from the first; it never rises.
         behind: int [R], on the device, how far each row's positions are below the bound; `None` if
             `stop` is their number.
+        advances: each pass is one position further than the last; otherwise all are at `stop`.
 
     Attributes:
         selection: which of `order` are in the newest pass: a slice, or int64 [N] once a gate
@@ -92,11 +93,13 @@ class DraftPasses:
         stop: Ints,
         counts: Sequence[int],
         behind: torch.Tensor | None = None,
+        advances: bool = True,
     ) -> None:
         self._builder, self._batch, self._order, self._stop = builder, batch, order, stop
         if behind is not None and len(counts) > 1:
             behind = in_order(behind, order[: counts[1]])
-        steps = builder.decode_steps(batch.rows[order], stop[order], counts[1:], behind)
+        self._advances = advances
+        steps = builder.decode_steps(batch.rows[order], stop[order], counts[1:], behind, advances)
         self._planned = zip(counts[1:], steps, strict=True)
         self._depth = 0
         self.selection: RowSelection = slice(counts[0])
@@ -115,5 +118,5 @@ class DraftPasses:
         if not len(staying):
             return staying, None
         rows = rows[staying]
-        start = self._stop[rows] + self._depth - 1
+        start = self._stop[rows] + (self._depth - 1) * self._advances
         return staying, self._builder.prefill(batch.rows[rows], start, np.ones_like(start))

@@ -165,8 +165,9 @@ class ForwardInputBuilder:
         first_position: Ints,
         counts: Sequence[int],
         behind: torch.Tensor | None = None,
+        advances: bool = True,
     ) -> Iterator[ForwardInputs]:
-        """Passes of one token a row, each one position further than the last.
+        """Passes of one token a row, each one position further than the last if it `advances`.
 
         Args:
             rows: [N]; rows with more passes come first.
@@ -178,7 +179,8 @@ class ForwardInputBuilder:
         if not counts:
             return
         rows, first_position = rows[: counts[0]], first_position[: counts[0]]
-        position = first_position + np.arange(len(counts))[:, None]
+        steps = np.arange(len(counts)) * advances
+        position = first_position + steps[:, None]
         lengths = (position + 1).astype(np.int32)
         begins = np.arange(len(rows) + 1, dtype=np.int32)
         on_device, begins_there, blocks, *parts = self._uploaded(
@@ -203,7 +205,7 @@ class ForwardInputBuilder:
                 starts,
                 _CpuAndDevice(length, length_there),
                 1,
-                furthest[count - 1] + i + 1,
+                furthest[count - 1] + int(steps[i]) + 1,
                 on_device[:0],
             )
 

@@ -1,4 +1,4 @@
-"""Loads heads with vLLM's own loaders: EAGLE heads, MTP layers, DFlash and DSpark heads.
+"""Loads heads with vLLM's own loaders: EAGLE heads, MTP layers, assistants, DFlash, DSpark heads.
 
 What they have in common with draft models is in `weights`.
 """
@@ -13,6 +13,7 @@ from engine_adapter.proposers import dspark
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.eagle import FC_BIAS
+from engine_adapter.proposers.gemma4_assistant import kv_sources
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.dflash_norms import patch_context_norms
 from engine_adapter.vllm_engine.worker.drafting.draft_config import EAGLE_CONFIGS, complete
@@ -121,6 +122,50 @@ class LoadedHead(_Head):
 
     def _dummy_inputs(self, padded: int) -> dict[str, torch.Tensor | None]:
         return super()._dummy_inputs(padded) | {"hidden_states": self.hidden_states[:padded]}
+
+
+class LoadedQueryHead(LoadedHead):
+    """An assistant of Gemma 4: its layers have queries alone, and read the target's KV."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._target_config = self._speculative_config.target_model_config
+        width = self._target_config.get_hidden_size()
+        self.hidden_states = self._new_buffer(self.dtype, width)
+
+    def _attention_fields(self) -> dict[str, Any]:
+        """The target's attention backend, whose KV it reads."""
+        return {"backend": self.vllm_config.attention_config.backend}
+
+    def _share_ends(self, target: torch.nn.Module) -> None:
+        # Its output layer keeps the matrix of the embeddings that it gives up.
+        own_matrix = self._sizes["model.embed_tokens.weight"]
+        super()._share_ends(target)
+        self._sizes["lm_head.weight"] = own_matrix
+        get_text_model = getattr(target, "get_language_model", None)
+        text_model: Any = target if get_text_model is None else get_text_model()
+        sources = kv_sources(vars(self._target_config.hf_text_config))
+        kinds = self.draft_model_config.hf_text_config.layer_types
+        for layer, kind in zip(self.model.model.layers, kinds, strict=True):
+            source = text_model.model.layers[sources[kind]].self_attn.attn
+            _read_kv_of(layer.self_attn.attn, source)
+
+
+def _read_kv_of(layer: Any, source: Any) -> None:
+    """Makes a layer of attention read another one's KV, with its scales.
+
+    Raises `ValueError` if that KV has another shape.
+    """
+    shape, source_shape = ((each.num_kv_heads, each.head_size) for each in (layer, source))
+    if shape != source_shape:
+        raise ValueError(
+            f"its layer {layer.layer_name} reads KV of {shape[0]} heads with {shape[1]} numbers; "
+            f"the target's {source.layer_name} has {source_shape[0]} heads with {source_shape[1]}"
+        )
+    layer.kv_sharing_target_layer_name = source.layer_name
+    for name in ("_k_scale", "_v_scale"):
+        getattr(layer, name).data = getattr(source, name).data
+        setattr(layer, f"{name}_float", getattr(source, f"{name}_float"))
 
 
 class LoadedBlockHead(_Head):

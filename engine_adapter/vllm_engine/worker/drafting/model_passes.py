@@ -41,6 +41,9 @@ class ModelPasses(ABC):
     _decodes = True
     """Whether it drafts in passes of one token."""
 
+    _advances = True
+    """Whether a draft's pass is one position further than that of the draft before it."""
+
     keeps_states = True
     """Whether all that its first pass reads lies in the KV cache."""
 
@@ -118,7 +121,8 @@ class ModelPasses(ABC):
         samples = sampling is not None and sampling.samples
         shape = counts[0], len(counts), self._vocab_size if samples else 0
         q = torch.empty(shape, device=self._device)
-        passes = DraftPasses(self._input_builder(), batch, order, stop, counts, behind)
+        builder = self._input_builder()
+        passes = DraftPasses(builder, batch, order, stop, counts, behind, self._advances)
         tokens_by_pass: list[tuple[RowSelection, torch.Tensor]] = []
         for depth in range(len(counts)):
             if depth:

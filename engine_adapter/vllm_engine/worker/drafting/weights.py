@@ -123,7 +123,7 @@ class LoadedModel:
         return compat.replace(
             config,
             attention_config=compat.replace(
-                config.attention_config, backend=None, **self._attention_fields()
+                config.attention_config, **{"backend": None, **self._attention_fields()}
             ),
             cache_config=cache,
             **self._config_fields(),

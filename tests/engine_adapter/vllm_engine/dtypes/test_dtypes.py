@@ -15,7 +15,7 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import SpecMethod
 from tests.engine_adapter.proposers.eagle_heads import eagle
-from tests.engine_adapter.proposers.mtp_targets import mimo, write_target
+from tests.engine_adapter.proposers.mtp_targets import HEAD, mimo, write_target
 from tests.engine_adapter.vllm_engine.conftest import FOR_CONSTRAINTS, PROPOSERS, TARGET
 from tests.engine_adapter.vllm_engine.dtypes.checkpoints import LAYOUTS, write_quantized
 from tests.engine_adapter.vllm_engine.dtypes.checks import (
@@ -90,11 +90,10 @@ class Case:
 
 
 def _beside_mtp(folder: Path) -> list[dict[str, Any]]:
-    fields = mimo().config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     proposers: list[dict[str, Any]] = [
         {"name": "mtp"},
         {"name": "ngram"},
-        {"name": "eagle", "model": eagle(fields, seed=1).write(folder / "eagle")},
+        {"name": "eagle", "model": eagle(HEAD, seed=1).write(folder / "eagle")},
         {"name": "cascade", "members": ["ngram", "mtp"]},
     ]
     return [{"num_speculative_tokens": 3, **one} for one in proposers]

@@ -17,10 +17,13 @@ from engine_adapter.vllm_engine.wire import switch_to_wire, to_extra_args
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.heads import medusa
 from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family, picture
+from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
 from tests.engine_adapter.vllm_engine.support.window_models import write_random_model
 
 CHUNK = 24
 """Tokens of a step: fewer than a prompt, and than some pictures."""
+
+MODELS = "draft", "eagle", "medusa", "mtp"
 
 Prompt = tuple[tuple[int, ...], tuple[int, ...]]
 """Token ids with a placeholder for each picture, and the seeds of the pictures."""
@@ -52,6 +55,7 @@ class ImageEngine:
         arguments: of vLLM's, besides the usual ones.
 
     Attributes:
+        models: its draft models and heads.
         placeholder: the tokens that stand for a picture in a prompt.
         preemptions: of all answers.
     """
@@ -68,6 +72,7 @@ class ImageEngine:
         from engine_adapter.vllm_engine.gateway import arguments as vllm_arguments
 
         specs = parse_specs(proposers)
+        self.models = [name for name in MODELS if name in {spec.name for spec in specs}]
         fields = {
             "dtype": "float32",
             "max_model_len": 512,
@@ -185,6 +190,8 @@ def image_engine(
 ) -> ImageEngine:
     """An engine with lookups, a draft model of text alone, and heads; in this process.
 
+    Gated delta networks compute in float32.
+
     Args:
         folder: of the model; heads and the draft model are written beside it.
     """
@@ -192,6 +199,7 @@ def image_engine(
     # The engine's core is in this process, and other tests need vLLM's own method.
     manager = compat.StructuredOutputManager
     patch.setattr(manager, "_create_grammar", manager._create_grammar)
+    compute_in_any_dtype(patch.setattr)
     heads = folder.parent
     width, vocabulary = TEXT["hidden_size"], TEXT["vocab_size"]
     layer = {**TEXT, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -208,6 +216,7 @@ def image_engine(
         {"name": "medusa", "model": str(heads / "medusa")},
         {"name": "prediction"},
         {"name": "cascade", "members": ["ngram", "draft"]},
+        *([{"name": "mtp"}] if family.mtp else []),
     ]
     proposers = [proposer | {"num_speculative_tokens": 3} for proposer in proposers]
     return ImageEngine(family, str(folder), proposers, **arguments)

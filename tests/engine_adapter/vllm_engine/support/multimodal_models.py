@@ -2,15 +2,17 @@
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from demo import model_path
+from tests.engine_adapter.proposers.mtp_targets import TARGETS, Layout
 from tests.engine_adapter.vllm_engine.architectures.small_models import LOUD, QUIET
 from tests.engine_adapter.vllm_engine.support.window_models import SMALL
 
@@ -35,6 +37,7 @@ class Family:
         processor: makes the processor from the tokenizer.
         renames: beginnings of weights' names as transformers writes them -> as vLLM reads them.
         named_tokens: names by which the processor asks the tokenizer for special tokens.
+        mtp: where the checkpoint has its MTP layer; `None` for a model without one.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Family:
     processor: Callable[[Any], Any]
     renames: Mapping[str, str] = field(default_factory=dict)
     named_tokens: Mapping[str, str] = field(default_factory=dict)
+    mtp: Layout | None = None
 
 
 def picture(seed: int, width: int = 56, height: int = 56) -> Image.Image:
@@ -204,6 +208,7 @@ def _qwen3_5(ids: Mapping[str, int]) -> Any:
         "linear_value_head_dim": 64,
         "rope_parameters": {**MROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
         "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
     }
     return Qwen3_5Config(vision_config=_qwen3_vision(), text_config=text, **_qwen_ids(ids))
 
@@ -338,7 +343,14 @@ FAMILIES = {
     "mistral3": Family(
         "mistral3", "[IMG]", ("[IMG]", "[IMG_BREAK]", "[IMG_END]"), _mistral3, _mistral3_processor
     ),
-    "qwen3_5": Family("qwen3_5", QWEN_PICTURE, QWEN, _qwen3_5, _qwen3_vl_processor),
+    "qwen3_5": Family(
+        "qwen3_5",
+        QWEN_PICTURE,
+        QWEN,
+        _qwen3_5,
+        _qwen3_vl_processor,
+        mtp=replace(TARGETS["qwen3_5"], block="model.language_model.layers.1."),
+    ),
 }
 """By name."""
 
@@ -379,17 +391,18 @@ def write_multimodal(family: Family, folder: Path) -> str:
         quiet[LOUD.start : LOUD.stop] = 1.0
         output *= quiet
     model.save_pretrained(folder)
-    _rename_weights(folder / "model.safetensors", family.renames)
+    _change_weights(folder / "model.safetensors", family)
     processor = family.processor(tokenizer)
     processor.save_pretrained(folder)
     return str(folder)
 
 
-def _rename_weights(path: Path, renames: Mapping[str, str]) -> None:
-    from safetensors.torch import load_file, save_file
-
+def _change_weights(path: Path, family: Family) -> None:
+    """Gives weights the names that vLLM reads, and adds the MTP layer."""
     renamed = {}
     for name, weight in load_file(path).items():
-        begin = next((begin for begin in renames if name.startswith(begin)), "")
-        renamed[renames.get(begin, begin) + name.removeprefix(begin)] = weight
+        begin = next((begin for begin in family.renames if name.startswith(begin)), "")
+        renamed[family.renames.get(begin, begin) + name.removeprefix(begin)] = weight
+    if family.mtp is not None:
+        renamed |= family.mtp.layers(renamed, TEXT["num_hidden_layers"])
     save_file(renamed, path, {"format": "pt"})

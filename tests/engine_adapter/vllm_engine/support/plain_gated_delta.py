@@ -5,6 +5,7 @@ exactly. The recurrence is that of Gated Delta Networks, https://arxiv.org/abs/2
 transformers has it (`torch_recurrent_gated_delta_rule`).
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,18 +13,23 @@ import torch
 from torch.nn import functional
 
 
-def compute_in_any_dtype() -> None:
-    """Replaces the kernels in this process; must run before a model is made."""
+def compute_in_any_dtype(replace: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Replaces the kernels in this process; must run before a model is made.
+
+    Args:
+        replace: sets an attribute; `setattr` of a `pytest.MonkeyPatch` in a process that
+            other tests use.
+    """
     from engine_adapter.vllm_engine import compat
 
     ops, module = compat.custom_ops, compat.gdn_attention
-    ops.fused_gdn_gating_cpu = gates
-    ops.chunk_gated_delta_rule_cpu = read_prompts
-    ops.fused_sigmoid_gating_delta_rule_update_cpu = read_one_token
-    ops.fused_sigmoid_gating_delta_rule_update_spec_cpu = verify
+    replace(ops, "fused_gdn_gating_cpu", gates)
+    replace(ops, "chunk_gated_delta_rule_cpu", read_prompts)
+    replace(ops, "fused_sigmoid_gating_delta_rule_update_cpu", read_one_token)
+    replace(ops, "fused_sigmoid_gating_delta_rule_update_spec_cpu", verify)
     # The module asserts bfloat16, and has faster convolutions for it on some machines.
-    module.torch = _Torch()
-    module.is_arm_bf16 = lambda: False
+    replace(module, "torch", _Torch())
+    replace(module, "is_arm_bf16", lambda: False)
 
 
 class _Torch:

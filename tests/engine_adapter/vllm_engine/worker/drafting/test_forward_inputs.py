@@ -82,6 +82,17 @@ def test_each_decode_step_is_one_position_further_and_drops_rows(
         )
 
 
+def test_steps_that_do_not_advance_are_at_one_position(builder: ForwardInputBuilder) -> None:
+    rows, position = np.array([1, 2]), np.array([2, 7])
+    steps = list(builder.decode_steps(rows, position, [2, 1], None, False))
+    assert [by_row(inputs) for inputs in steps] == [
+        [expected(1, range(2, 3)), expected(2, range(7, 8))],
+        [expected(1, range(2, 3))],
+    ]
+    assert [inputs.metadata[3].seq_lens.tolist() for inputs in steps] == [[3, 8], [3]]
+    assert [inputs.metadata[3].max_seq_len for inputs in steps] == [8, 3]
+
+
 def test_a_row_that_ends_early_may_be_at_the_end_of_the_table(
     builder: ForwardInputBuilder,
 ) -> None:

@@ -136,3 +136,34 @@ def test_sparse_attention_reads_the_targets_buffer() -> None:
     head.model.layers[0].topk_indices_buffer = torch.ones(3)
     shared(head, target)
     assert head.model.layers[0].topk_indices_buffer is target.model.topk_indices_buffer
+
+
+# -- layers that read the target's KV --------------------------------------------------------
+
+
+def attention(name: str, heads: int, size: int, scale: float) -> Any:
+    layer: Any = torch.nn.Module()
+    layer.layer_name, layer.num_kv_heads, layer.head_size = name, heads, size
+    for part in "k", "v":
+        layer.register_buffer(f"_{part}_scale", torch.tensor(scale))
+        setattr(layer, f"_{part}_scale_float", scale)
+    return layer
+
+
+def test_a_layer_that_reads_other_kv_has_its_scales() -> None:
+    weights = import_module("engine_adapter.vllm_engine.worker.drafting.head_weights")
+    layer, source = attention("draft.0", 2, 32, 1.0), attention("target.3", 2, 32, 0.5)
+    weights._read_kv_of(layer, source)
+    assert layer.kv_sharing_target_layer_name == "target.3"
+    assert [float(layer._k_scale), layer._v_scale_float] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(("heads", "size"), [(1, 32), (2, 64)])
+def test_a_layer_cannot_read_kv_of_another_shape(heads: int, size: int) -> None:
+    weights = import_module("engine_adapter.vllm_engine.worker.drafting.head_weights")
+    layer, source = attention("draft.0", 2, 32, 1.0), attention("target.3", heads, size, 1.0)
+    says = (
+        rf"draft\.0 reads KV of 2 heads with 32 numbers; .*target\.3 has {heads} heads with {size}"
+    )
+    with pytest.raises(ValueError, match=says):
+        weights._read_kv_of(layer, source)

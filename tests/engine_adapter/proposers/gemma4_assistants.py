@@ -1,0 +1,128 @@
+"""Small random targets of Gemma 4, and assistants that draft for them.
+
+As in `mtp_targets`, the next token is mostly a function of the newest one, for both, so a good part
+of the drafts is accepted.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tests.engine_adapter.proposers.heads import Heads
+
+HIDDEN, VOCABULARY = 64, 2048
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+FROM_STATE = 0.02
+"""How much of the assistant's input comes from the target's state; the rest is the token."""
+
+MIX = 0.1
+"""How much attention, and the layers after it, add to the embeddings."""
+
+CENTROIDS = 32
+"""Parts of the vocabulary of an assistant that has parts."""
+
+_TEXT: Mapping[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "max_position_embeddings": 2048,
+    "sliding_window": 64,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def gemma4_target(*, vocabulary: int = VOCABULARY, num_shared: int = 0, seed: int = 0) -> Heads:
+    """A target with windows; its last `num_shared` layers read the KV of another layer."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    kinds = [SLIDING, FULL, SLIDING, FULL]
+    fields: dict[str, Any] = {
+        **_TEXT,
+        "vocab_size": vocabulary,
+        "layer_types": kinds,
+        "num_hidden_layers": len(kinds),
+        "num_kv_shared_layers": num_shared,
+        "tie_word_embeddings": False,
+    }
+    return _checkpoint(Gemma4ForCausalLM(Gemma4TextConfig(**fields)), seed)
+
+
+def assistant(target: Heads, *, centroids: int | None = None, seed: int = 0) -> Heads:
+    """An assistant of two layers for this target.
+
+    Args:
+        centroids: in how many parts of the vocabulary, of `CENTROIDS`, it looks for a draft; `None`
+            if it has no parts.
+    """
+    from transformers import (
+        Gemma4AssistantConfig,
+        Gemma4AssistantForCausalLM,
+        Gemma4TextConfig,
+    )
+
+    text: dict[str, Any] = {
+        **_TEXT,
+        "vocab_size": target.config["vocab_size"],
+        "layer_types": [SLIDING, FULL],
+        "num_hidden_layers": 2,
+    }
+    config = Gemma4AssistantConfig(
+        text_config=Gemma4TextConfig(**text),
+        backbone_hidden_size=HIDDEN,
+        num_centroids=CENTROIDS,
+    )
+    heads = _checkpoint(Gemma4AssistantForCausalLM(config), seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    from_state = torch.randn(HIDDEN, HIDDEN, generator=generator) * FROM_STATE
+    heads.tensors["pre_projection.weight"] = torch.cat([torch.eye(HIDDEN), from_state], 1)
+    heads.tensors["model.embed_tokens.weight"] = target.tensors["lm_head.weight"].clone()
+    if centroids is not None:
+        heads.config |= {
+            "use_ordered_embeddings": True,
+            "centroid_intermediate_top_k": centroids,
+        }
+        order = torch.randperm(target.config["vocab_size"], generator=generator)
+        heads.tensors |= {
+            "masked_embedding.centroids.weight": torch.randn(
+                CENTROIDS, HIDDEN, generator=generator
+            ),
+            "masked_embedding.token_ordering": order,
+        }
+    return heads
+
+
+def _checkpoint(model: Any, seed: int) -> Heads:
+    """The checkpoint of a model of transformers with other weights."""
+    with TemporaryDirectory() as folder:
+        model.to(torch.float32).save_pretrained(folder)
+        config = json.loads((Path(folder) / "config.json").read_text())
+        tensors = load_file(Path(folder) / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed)
+    return Heads(config, {name: _drawn(name, tensors[name], generator) for name in sorted(tensors)})
+
+
+def _drawn(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random weights, or a random norm; other tensors as they are."""
+    if not tensor.is_floating_point() or tensor.numel() == 1:
+        return tensor
+    drawn = torch.randn(tensor.shape, generator=generator)
+    if tensor.dim() == 1:
+        # These scale what a layer adds to the embeddings.
+        mean = MIX if ".post_" in name else 1.0
+        return mean * (1 + 0.2 * drawn)
+    scale = 4.0 if name == "lm_head.weight" else 1.0
+    return drawn * scale * tensor.shape[-1] ** -0.5
