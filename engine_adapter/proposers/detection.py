@@ -21,6 +21,8 @@ _IN_ARCHITECTURES: Mapping[str, str] = {
     "medusa": "medusa",
     "mlpspeculator": "mlp_speculator",
     "mtp": "mtp",
+    "gemma4assistant": "mtp",
+    "gemma4unifiedassistant": "mtp",
 }
 """What the name of an architecture contains -> its method."""
 

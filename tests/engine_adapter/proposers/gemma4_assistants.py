@@ -45,6 +45,13 @@ _TEXT: Mapping[str, Any] = {
 }
 
 
+_SAME = (
+    *("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("sliding_window", "max_position_embeddings"),
+)
+"""The fields of a target that its assistant has too."""
+
+
 def gemma4_target(*, vocabulary: int = VOCABULARY, num_shared: int = 0, seed: int = 0) -> Heads:
     """A target with windows; its last `num_shared` layers read the KV of another layer."""
     from transformers import Gemma4ForCausalLM, Gemma4TextConfig
@@ -65,6 +72,7 @@ def assistant(target: Heads, *, centroids: int | None = None, seed: int = 0) -> 
     """An assistant of two layers for this target.
 
     Args:
+        target: the fields of its text model, and its output layer.
         centroids: in how many parts of the vocabulary, of `CENTROIDS`, it looks for a draft; `None`
             if it has no parts.
     """
@@ -74,21 +82,24 @@ def assistant(target: Heads, *, centroids: int | None = None, seed: int = 0) -> 
         Gemma4TextConfig,
     )
 
+    fields, hidden = target.config, target.config["hidden_size"]
+    full_layer = next(iter((fields.get("per_layer_config") or {}).values()), {})
     text: dict[str, Any] = {
         **_TEXT,
-        "vocab_size": target.config["vocab_size"],
+        **{name: fields[name] for name in _SAME},
+        "global_head_dim": full_layer.get("head_dim", fields["head_dim"]),
         "layer_types": [SLIDING, FULL],
         "num_hidden_layers": 2,
     }
     config = Gemma4AssistantConfig(
         text_config=Gemma4TextConfig(**text),
-        backbone_hidden_size=HIDDEN,
+        backbone_hidden_size=hidden,
         num_centroids=CENTROIDS,
     )
     heads = _checkpoint(Gemma4AssistantForCausalLM(config), seed)
     generator = torch.Generator().manual_seed(seed + 1)
-    from_state = torch.randn(HIDDEN, HIDDEN, generator=generator) * FROM_STATE
-    heads.tensors["pre_projection.weight"] = torch.cat([torch.eye(HIDDEN), from_state], 1)
+    from_state = torch.randn(hidden, hidden, generator=generator) * FROM_STATE
+    heads.tensors["pre_projection.weight"] = torch.cat([torch.eye(hidden), from_state], 1)
     heads.tensors["model.embed_tokens.weight"] = target.tensors["lm_head.weight"].clone()
     if centroids is not None:
         heads.config |= {
@@ -98,7 +109,7 @@ def assistant(target: Heads, *, centroids: int | None = None, seed: int = 0) -> 
         order = torch.randperm(target.config["vocab_size"], generator=generator)
         heads.tensors |= {
             "masked_embedding.centroids.weight": torch.randn(
-                CENTROIDS, HIDDEN, generator=generator
+                CENTROIDS, hidden, generator=generator
             ),
             "masked_embedding.token_ordering": order,
         }

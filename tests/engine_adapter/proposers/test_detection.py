@@ -32,6 +32,8 @@ def test_a_model_of_the_demo_is_recognized(name: str) -> None:
         ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "dflash"),
         ({"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}, "dspark"),
         ({"model_type": "qwen3_next_mtp"}, "mtp"),
+        ({"model_type": "gemma4_assistant"}, "mtp"),
+        ({"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}, "mtp"),
         ({"medusa_num_heads": 4, "medusa_num_layers": 1}, "medusa"),
         ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, "draft_model"),
         ({"architectures": 7}, "draft_model"),

@@ -38,8 +38,11 @@ FAST = "qwen2_vl"
 FEW_BLOCKS = 12
 """For fewer requests than run together."""
 
-MORE_BLOCKS = {"gemma3": 4, "mistral3": 2, "qwen3_5": 5}
+MORE_BLOCKS = {"gemma3": 4, "gemma4": 5, "mistral3": 2, "qwen3_5": 5}
 """So many times as many, where layers are in several groups."""
+
+LENGTHS = {"gemma4": 256}
+"""The longest request, where a picture has many tokens."""
 
 Case = tuple[ImageEngine, Path]
 
@@ -143,7 +146,9 @@ def test_preempted_requests_keep_their_texts(
     write_multimodal(FAMILIES[name], folder)
     blocks = FEW_BLOCKS * MORE_BLOCKS.get(name, 1)
     fields = {"num_gpu_blocks_override": blocks, "max_num_seqs": 6}
-    engine = image_engine(monkeypatch, FAMILIES[name], folder, max_model_len=160, **fields)
+    engine = image_engine(
+        monkeypatch, FAMILIES[name], folder, max_model_len=LENGTHS.get(name, 160), **fields
+    )
     try:
         prompts = prompts_with(engine.placeholder)
         alone = [

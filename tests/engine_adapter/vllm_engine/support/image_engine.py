@@ -1,5 +1,6 @@
 """An engine in this process over a small multimodal model, and the texts of its requests."""
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
@@ -15,7 +17,8 @@ from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod, Switch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import switch_to_wire, to_extra_args
 from tests.engine_adapter.proposers.eagle_heads import eagle
-from tests.engine_adapter.proposers.heads import medusa
+from tests.engine_adapter.proposers.gemma4_assistants import assistant
+from tests.engine_adapter.proposers.heads import Heads, medusa
 from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family, picture
 from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
 from tests.engine_adapter.vllm_engine.support.window_models import write_random_model
@@ -216,10 +219,21 @@ def image_engine(
         {"name": "medusa", "model": str(heads / "medusa")},
         {"name": "prediction"},
         {"name": "cascade", "members": ["ngram", "draft"]},
-        *([{"name": "mtp"}] if family.mtp else []),
     ]
+    if family.mtp:
+        proposers.append({"name": "mtp"})
+    if family.has_assistant:
+        proposers.append({"name": "mtp", "model": _write_assistant(folder)})
     proposers = [proposer | {"num_speculative_tokens": 3} for proposer in proposers]
     return ImageEngine(family, str(folder), proposers, **arguments)
+
+
+def _write_assistant(target: Path) -> str:
+    """Writes an assistant for a target of Gemma 4 beside it; returns its folder."""
+    text = json.loads((target / "config.json").read_text())["text_config"]
+    tensors = load_file(target / "model.safetensors")
+    output = {"lm_head.weight": tensors["lm_head.weight"]}
+    return assistant(Heads(text, output)).write(target.parent / "assistant")
 
 
 class ImageReference:
@@ -243,7 +257,8 @@ class ImageReference:
         if seeds:
             pictures = [picture(seed) for seed in seeds]
             inputs = dict(self._processor.image_processor(pictures, return_tensors="pt"))
-            inputs.pop("num_crops", None)
+            for counted in "num_crops", "num_soft_tokens_per_image":
+                inputs.pop(counted, None)
             if "image_grid_thw" in inputs:  # positions have several dimensions
                 is_image = torch.tensor([list(prompt)]) == self._model.config.image_token_id
                 inputs["mm_token_type_ids"] = is_image.int()

@@ -38,6 +38,7 @@ class Family:
         renames: beginnings of weights' names as transformers writes them -> as vLLM reads them.
         named_tokens: names by which the processor asks the tokenizer for special tokens.
         mtp: where the checkpoint has its MTP layer; `None` for a model without one.
+        has_assistant: whether an assistant of Gemma 4 drafts for it.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Family:
     renames: Mapping[str, str] = field(default_factory=dict)
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     mtp: Layout | None = None
+    has_assistant: bool = False
 
 
 def picture(seed: int, width: int = 56, height: int = 56) -> Image.Image:
@@ -244,6 +246,53 @@ def _gemma3_processor(tokenizer: Any) -> Any:
     return Gemma3Processor(pictures, tokenizer, image_seq_length=4)
 
 
+def _gemma4(ids: Mapping[str, int]) -> Any:
+    from transformers import Gemma4Config
+
+    vision = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "position_embedding_size": 256,
+        "default_output_length": 70,
+    }
+    text = {
+        **TEXT,
+        "model_type": "gemma4_text",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 64,
+        "global_head_dim": TEXT["head_dim"],
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+    }
+    return Gemma4Config(
+        text_config=text,
+        vision_config=vision,
+        boi_token_id=ids["<|image>"],
+        eoi_token_id=ids["<image|>"],
+        image_token_id=ids["<|image|>"],
+        video_token_id=ids["<|video|>"],
+        tie_word_embeddings=False,
+    )
+
+
+def _gemma4_processor(tokenizer: Any) -> Any:
+    from transformers import Gemma4AudioFeatureExtractor, Gemma4Processor
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+    from transformers.models.gemma4.video_processing_gemma4 import Gemma4VideoProcessor
+
+    return Gemma4Processor(
+        Gemma4AudioFeatureExtractor(),
+        Gemma4ImageProcessorPil(max_soft_tokens=70),
+        tokenizer,
+        Gemma4VideoProcessor(),
+        image_seq_length=70,
+    )
+
+
 def _idefics3(ids: Mapping[str, int]) -> Any:
     from transformers import Idefics3Config, LlamaConfig
 
@@ -326,6 +375,22 @@ FAMILIES = {
             "eoi_token": "<end_of_image>",
             "image_token": "<image_soft_token>",
         },
+    ),
+    "gemma4": Family(
+        "gemma4",
+        "<|image|>",
+        ("<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"),
+        _gemma4,
+        _gemma4_processor,
+        named_tokens={
+            "image_token": "<|image|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
+        has_assistant=True,
     ),
     "idefics3": Family(
         "idefics3",
