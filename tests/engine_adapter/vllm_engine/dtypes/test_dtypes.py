@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
@@ -48,6 +49,9 @@ ENGINE: dict[str, Any] = {
     "block_size": BLOCK,
     "kv_cache_memory_bytes": 512 << 20,
 }
+
+FOUR_BITS = "AWQ", "GPTQ", "W4A16"
+"""Layouts whose weights have 4 bits."""
 
 COLUMNS = ("ngram", "suffix", "draft", OWN, ORIGINAL, "medusa", "mlp", "eagle", "eagle3", "mtp")
 
@@ -164,6 +168,8 @@ def some(prompts: list[Prompt]) -> list[Prompt]:
 def test_every_proposer_writes_what_plain_decoding_could(
     case: Case, processes: Processes, some: list[Prompt], tmp_path: Path
 ) -> None:
+    if case.layout in FOUR_BITS and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        pytest.skip("vLLM has kernels for 4 bits on CPUs with AVX-512 only")
     checks = processes.serve(case, tmp_path, some)
     checks.plain()
     checks.greedy()
