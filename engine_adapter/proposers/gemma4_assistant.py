@@ -16,7 +16,8 @@ MODEL_TYPES = "gemma4_assistant", "gemma4_unified_assistant"
 _TARGETS = "gemma4"
 """How the `model_type` of its targets begins."""
 
-_SLIDING, _WINDOW = "sliding_attention", "sliding_window"
+_KINDS, _WINDOW = "layer_types", "sliding_window"
+_SLIDING = "sliding_attention"
 
 
 def kv_sources(target_text: Mapping[str, Any]) -> dict[str, int]:
@@ -25,7 +26,7 @@ def kv_sources(target_text: Mapping[str, Any]) -> dict[str, int]:
     Args:
         target_text: the fields of the target's text model.
     """
-    kinds = list(target_text["layer_types"])
+    kinds = list(map(str, target_text[_KINDS]))
     num_own = len(kinds) - (target_text.get("num_kv_shared_layers") or 0)
     return {kind: index for index, kind in enumerate(kinds[:num_own])}
 
@@ -39,10 +40,10 @@ def check(checkpoint: Checkpoint, target: TargetSizes) -> None:
         raise target_text.field_error("model_type", "must be Gemma 4's: the assistant reads its KV")
     checkpoint.require("backbone_hidden_size", target.hidden_size, "the target's hidden_size")
     text.require("vocab_size", target.vocab_size, "the target's")
-    sources, kinds = kv_sources(target_text.config), text.config.get("layer_types")
-    if not isinstance(kinds, list) or not set(kinds) <= sources.keys():
+    sources, kinds = kv_sources(_with_kinds(target_text).config), _with_kinds(text).config[_KINDS]
+    if not {str(kind) for kind in kinds} <= sources.keys():
         kinds_of_target = ", ".join(sorted(sources))
-        raise text.field_error("layer_types", f"must name kinds of the target: {kinds_of_target}")
+        raise text.field_error(_KINDS, f"must name kinds of the target: {kinds_of_target}")
     if _SLIDING in kinds:
         text.require(_WINDOW, target_text.integer(_WINDOW), "the target's")
     hidden, backbone = text.integer("hidden_size"), target.hidden_size
@@ -52,3 +53,10 @@ def check(checkpoint: Checkpoint, target: TargetSizes) -> None:
         "model.embed_tokens.weight": (target.vocab_size, hidden),
     }
     checkpoint.check_tensors(needed, checkpoint.shapes)
+
+
+def _with_kinds(text: Checkpoint) -> Checkpoint:
+    """A text model whose configuration names the kind of each layer."""
+    if not isinstance(text.config.get(_KINDS), list):
+        raise text.field_error(_KINDS, "must name the kind of attention of each layer")
+    return text

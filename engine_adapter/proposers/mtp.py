@@ -152,18 +152,17 @@ def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
 
 def _family_of(checkpoint: Checkpoint) -> Family:
     architectures = checkpoint.config.get("architectures")
-    family = (
-        FAMILIES.get(architectures[0])
-        if isinstance(architectures, list) and architectures
-        else None
-    )
-    if family is None:
-        family_names = ", ".join(FAMILIES)
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    if name.startswith("Gemma4"):
+        message = "has no MTP layers: set model to the target's assistant"
+    else:
         message = (
-            f"must be one of {family_names}: the MTP layers of other targets have not been run"
+            f"must be one of {', '.join(FAMILIES)}: the MTP layers of other targets have not been "
+            "run"
         )
-        raise checkpoint.field_error("architectures", message)
-    return family
+    raise checkpoint.field_error("architectures", message)
 
 
 METHOD = ProposerMethod(

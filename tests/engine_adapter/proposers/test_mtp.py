@@ -168,7 +168,8 @@ def test_the_text_model_of_a_multimodal_target_counts(tmp_path: Path) -> None:
         ("backbone_hidden_size", 96, "must be 64, which is the target's hidden_size; it is 96"),
         ("text_config.vocab_size", 32, "must be 64, which is the target's; it is 32"),
         ("text_config.layer_types", ["chunked_attention"], "must name kinds of the target: full_"),
-        ("text_config.layer_types", None, "must name kinds of the target"),
+        ("text_config.layer_types", [["full_attention"]], "must name kinds of the target"),
+        ("text_config.layer_types", None, "must name the kind of attention of each layer"),
         ("text_config.sliding_window", 32, "must be 64, which is the target's; it is 32"),
     ],
 )
@@ -188,6 +189,21 @@ def test_an_assistant_of_another_target_is_refused(tmp_path: Path) -> None:
     says = "model_type must be Gemma 4's: the assistant reads its KV; it is 'qwen2'"
     with pytest.raises(ValueError, match=says):
         check_assistant(target, assistant(gemma4_target(vocabulary=64)), tmp_path)
+
+
+def test_a_target_of_gemma_4_needs_an_assistant(tmp_path: Path) -> None:
+    path = gemma4_target(vocabulary=64).write(tmp_path / "target")
+    spec = parse_spec({"name": "mtp"})
+    with pytest.raises(ValueError, match="has no MTP layers: set model to the target's assistant"):
+        get_method("mtp").check(spec, TargetSizes(HIDDEN, 64, model=path))
+
+
+def test_a_target_without_the_kinds_of_its_layers_is_refused(tmp_path: Path) -> None:
+    target = gemma4_target(vocabulary=64)
+    heads = assistant(target)
+    target.config["layer_types"] = None
+    with pytest.raises(ValueError, match=r"target/config\.json: layer_types must name the kind"):
+        check_assistant(target, heads, tmp_path)
 
 
 def test_an_assistant_without_its_projections_is_refused(tmp_path: Path) -> None:

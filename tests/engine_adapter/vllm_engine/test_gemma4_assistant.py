@@ -1,6 +1,7 @@
-"""An assistant of Gemma 4 on a real engine: stock vLLM's drafts and text, whatever drafted before.
+"""An assistant of Gemma 4 on a real engine: its drafts and the text are stock vLLM's.
 
-It reads the target's KV, in layers with a window and without, so it has nothing to catch up.
+It reads the target's KV, in layers with a window and without. So its drafts do not depend on which
+proposer drafted before.
 """
 
 from collections.abc import Iterator
