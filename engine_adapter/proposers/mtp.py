@@ -46,7 +46,7 @@ class Family:
     def num_layers(self, config: Checkpoint) -> int:
         """The number of MTP layers that the target's configuration states.
 
-        Raises `CheckpointError` if the field is no such number.
+        Raises `CheckpointError` if the field is not an integer from 0 to `MAX_PARTS`.
         """
         if self.field is None:
             return self.default

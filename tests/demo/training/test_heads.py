@@ -173,8 +173,8 @@ def test_training_lowers_a_heads_loss(
 ) -> None:
     head = new_head(name, target, chats)
     before = _first_loss(head, batch)
-    train_heads(target, {name: head}, chats, epochs=4)
-    assert _first_loss(head, batch) < 0.99 * before
+    train_heads(target, {name: head}, chats, epochs=12)
+    assert _first_loss(head, batch) < 0.9 * before
 
 
 @torch.no_grad()

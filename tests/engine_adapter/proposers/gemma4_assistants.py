@@ -4,18 +4,15 @@ As in `mtp_targets`, the next token is mostly a function of the newest one, for 
 of the drafts is accepted.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from tests.engine_adapter.proposers.heads import Heads
+from tests.engine_adapter.proposers.mtp_targets import BASE, saved
 
-HIDDEN, VOCABULARY = 64, 2048
+VOCABULARY = 2048
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 FROM_STATE = 0.02
@@ -28,22 +25,13 @@ CENTROIDS = 32
 """Parts of the vocabulary of an assistant that has parts."""
 
 _TEXT: Mapping[str, Any] = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": 96,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
+    **BASE,
     "global_head_dim": 64,
-    "max_position_embeddings": 2048,
     "sliding_window": 64,
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": 0,
     "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
 }
-
 
 _SAME = (
     *("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -118,10 +106,7 @@ def assistant(target: Heads, *, centroids: int | None = None, seed: int = 0) -> 
 
 def _checkpoint(model: Any, seed: int) -> Heads:
     """The checkpoint of a model of transformers with other weights."""
-    with TemporaryDirectory() as folder:
-        model.to(torch.float32).save_pretrained(folder)
-        config = json.loads((Path(folder) / "config.json").read_text())
-        tensors = load_file(Path(folder) / "model.safetensors")
+    config, tensors = saved(model.to(torch.float32))
     generator = torch.Generator().manual_seed(seed)
     return Heads(config, {name: _drawn(name, tensors[name], generator) for name in sorted(tensors)})
 
@@ -130,10 +115,10 @@ def _drawn(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch
     """Random weights, or a random norm; other tensors as they are."""
     if not tensor.is_floating_point() or tensor.numel() == 1:
         return tensor
-    drawn = torch.randn(tensor.shape, generator=generator)
+    noise = torch.randn(tensor.shape, generator=generator)
     if tensor.dim() == 1:
         # These scale what a layer adds to the embeddings.
         mean = MIX if ".post_" in name else 1.0
-        return mean * (1 + 0.2 * drawn)
+        return mean * (1 + 0.2 * noise)
     scale = 4.0 if name == "lm_head.weight" else 1.0
-    return drawn * scale * tensor.shape[-1] ** -0.5
+    return noise * scale * tensor.shape[-1] ** -0.5

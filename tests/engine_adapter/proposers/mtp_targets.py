@@ -133,12 +133,10 @@ class Layout:
 
         fields = {**BASE, **self.fields, "vocab_size": vocabulary}
         config = AutoConfig.for_model(self.model_type, **fields)
-        with TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            model.save_pretrained(folder)
-            written = json.loads((Path(folder) / "config.json").read_text())
-            tensors = load_file(Path(folder) / "model.safetensors")
+        written, tensors = saved(model)
         written["num_hidden_layers"] = config.num_hidden_layers
         generator = torch.Generator().manual_seed(seed)
         return written, {name: _drawn(name, tensors[name], generator) for name in sorted(tensors)}
@@ -149,14 +147,22 @@ class Layout:
         return torch.cat(parts[::-1] if self.state_first else parts, dim=1)
 
 
+def saved(model: Any) -> tuple[dict[str, Any], Tensors]:
+    """The configuration and the tensors of a model of transformers, as it writes them."""
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        config = json.loads((Path(folder) / "config.json").read_text())
+        return config, load_file(Path(folder) / "model.safetensors")
+
+
 def _drawn(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    drawn = torch.randn(tensor.shape, generator=generator)
+    noise = torch.randn(tensor.shape, generator=generator)
     if tensor.dim() != 2:
-        return tensor + 0.2 * drawn
+        return tensor + 0.2 * noise
     if "embed" in name:
-        return drawn
+        return noise
     scale = MIX if name.endswith(_OUTPUTS) else 4.0 if name == "lm_head.weight" else 2.0
-    return drawn * scale * tensor.shape[-1] ** -0.5
+    return noise * scale * tensor.shape[-1] ** -0.5
 
 
 def _layout(
@@ -166,16 +172,23 @@ def _layout(
     projection: str,
     *norms: str,
     begin: str = "model.",
+    common: str = "",
     **how: Any,
 ) -> Layout:
-    """A layout whose projection and norms are beside its block, and named like modules."""
+    """A layout whose projection and norms are named like modules.
+
+    Args:
+        folder: of the MTP layer's block.
+        common: the folder of the projection and the norms, if it is another one.
+    """
+    beside = common or folder
     return Layout(
         model_type,
         how.pop("fields", {}),
         f"{begin}layers.{block}.",
         f"{folder}.",
-        f"{folder}.{projection}.weight",
-        tuple(f"{folder}.{norm}.weight" for norm in norms),
+        f"{beside}.{projection}.weight",
+        tuple(f"{beside}.{norm}.weight" for norm in norms),
         **how,
     )
 
@@ -229,15 +242,8 @@ _IN_COMMON = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
 
 def _in_common(model_type: str, block: int, fields: Mapping[str, Any], **how: Any) -> Layout:
     """A layout whose MTP layers have the projection and the norms in common."""
-    return Layout(
-        model_type,
-        fields,
-        f"model.layers.{block}.",
-        "mtp.layers.{i}.",
-        "mtp.fc.weight",
-        tuple(f"mtp.{name}.weight" for name in _IN_COMMON),
-        **how,
-    )
+    modules = "mtp.layers.{i}", "fc", *_IN_COMMON
+    return _layout(model_type, block, *modules, common="mtp", fields=fields, **how)
 
 
 def _following(model_type: str, fields: Mapping[str, Any], **how: Any) -> Layout:
@@ -340,8 +346,8 @@ TARGETS: Mapping[str, Layout] = {
         published={"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334},
         num_layers=None,
     ),
-    # `nvidia/NVIDIA-Nemotron-3-*`: Mamba 2. There are no experts: vLLM has none for CPUs whose
-    # activation has no gate.
+    # `nvidia/NVIDIA-Nemotron-3-*`: Mamba 2. Published experts have an activation without a gate, which
+    # vLLM does not compute on a CPU, so this target has a dense layer in their place.
     "nemotron_h": _layout(
         "nemotron_h",
         1,

@@ -35,6 +35,9 @@ LOOKUPS = "ngram", "suffix"
 FAST = "qwen2_vl"
 """The family of `make test`: its positions have three dimensions."""
 
+OTHER = 70
+"""Added to the seed of a picture for another picture."""
+
 FEW_BLOCKS = 12
 """For fewer requests than run together."""
 
@@ -125,16 +128,12 @@ def test_texts_are_those_of_plain_decoding(case: Case) -> None:
 def test_plain_texts_are_the_models(case: Case) -> None:
     engine, folder = case
     prompts, reference = prompts_with(engine.placeholder), ImageReference(str(folder))
-    changed = []
     for (_, seeds), answer in zip(prompts, engine.answers(prompts, NONE), strict=True):
         expected = reference.tokens(answer.prompt, seeds, len(answer.tokens))
         assert answer.tokens == expected
-        if seeds:
-            others = tuple(seed + 50 for seed in seeds)
-            text = reference.tokens(answer.prompt, others, len(answer.tokens))
-            changed.append(answer.tokens != text)
-    # The negative control: another picture has another text, unless its states have faded.
-    assert sum(changed) >= len(changed) - 1
+        if seeds:  # the negative control: another picture has another text
+            others = tuple(seed + OTHER for seed in seeds)
+            assert answer.tokens != reference.tokens(answer.prompt, others, len(answer.tokens))
 
 
 @pytest.mark.prove

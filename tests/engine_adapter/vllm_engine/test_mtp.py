@@ -70,11 +70,15 @@ def start(root: Path, name: str) -> Family:
         "max_num_batched_tokens": 320,
         "max_num_seqs": 16,
     }
-    own = Heads(
+    layer_alone = Heads(
         target.config,
         {name: tensor for name, tensor in target.tensors.items() if is_of_mtp(name)},
     )
-    fields = {"method": "mtp", "num_speculative_tokens": K, "model": own.write(root / "own")}
+    fields = {
+        "method": "mtp",
+        "num_speculative_tokens": K,
+        "model": layer_alone.write(root / "own"),
+    }
     proposers.append({"name": "own", **fields})
     specs = parse_specs(proposers)
     config = EngineConfig(str(folder), name, specs, None, COMMON | arguments)

@@ -39,8 +39,7 @@ class _Head(LoadedModel):
         Raises:
             ValueError: neither the checkpoint nor the target has embeddings.
         """
-        get_text_model = getattr(target, "get_language_model", None)
-        text_model: Any = target if get_text_model is None else get_text_model()
+        text_model = _text_model(target)
         inner, head = getattr(text_model, "model", text_model), self.model.model
         embeddings = _base(getattr(inner, "embed_tokens", getattr(inner, "embedding", None)))
         # Idefics 3 has its output layer beside its language model.
@@ -104,12 +103,17 @@ class LoadedHead(_Head):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.hidden_states = self._new_buffer(self.dtype, self.hidden_size)
+        self.hidden_states = self._new_buffer(self.dtype, self._states_width)
         complete(self.draft_model_config.hf_config)
         # EAGLE-3's own are combined; some heads say that they read the final states.
         within = getattr(self.draft_model_config.hf_config, "eagle_config", None) or {}
         is_eagle3 = self._speculative_config.method == "eagle3"
         self.reads_aux_layers = is_eagle3 and within.get("use_aux_hidden_state", True)
+
+    @property
+    def _states_width(self) -> int:
+        """The width of the states that it reads."""
+        return self.hidden_size
 
     def _prepare(self, model: torch.nn.Module) -> None:
         head = self.draft_model_config
@@ -127,11 +131,10 @@ class LoadedHead(_Head):
 class LoadedQueryHead(LoadedHead):
     """An assistant of Gemma 4: its layers have queries alone, and read the target's KV."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._target_config = self._speculative_config.target_model_config
-        width = self._target_config.get_hidden_size()
-        self.hidden_states = self._new_buffer(self.dtype, width)
+    @property
+    def _states_width(self) -> int:
+        width: int = self._speculative_config.target_model_config.get_hidden_size()
+        return width
 
     def _attention_fields(self) -> dict[str, Any]:
         """The target's attention backend, whose KV it reads."""
@@ -142,9 +145,8 @@ class LoadedQueryHead(LoadedHead):
         own_matrix = self._sizes["model.embed_tokens.weight"]
         super()._share_ends(target)
         self._sizes["lm_head.weight"] = own_matrix
-        get_text_model = getattr(target, "get_language_model", None)
-        text_model: Any = target if get_text_model is None else get_text_model()
-        sources = kv_sources(vars(self._target_config.hf_text_config))
+        text_model = _text_model(target)
+        sources = kv_sources(vars(self._speculative_config.target_model_config.hf_text_config))
         kinds = self.draft_model_config.hf_text_config.layer_types
         for layer, kind in zip(self.model.model.layers, kinds, strict=True):
             source = text_model.model.layers[sources[kind]].self_attn.attn
@@ -231,6 +233,12 @@ class LoadedBlockHead(_Head):
 
 AnyHead = LoadedHead | LoadedBlockHead
 """Each kind of head."""
+
+
+def _text_model(target: Any) -> Any:
+    """The text model of a target; a multimodal one has it inside."""
+    get_text_model = getattr(target, "get_language_model", None)
+    return target if get_text_model is None else get_text_model()
 
 
 def _base(layer: torch.nn.Module | None) -> torch.nn.Module | None:

@@ -356,14 +356,14 @@ def test_a_grammar_of_an_answer_has_no_place(parsers: VllmParsers, tokenizer: An
 def test_chosen_calls_are_held_to_their_schemas(parsers: VllmParsers, tokenizer: Any) -> None:
     harmony = parsing(parsers, tokenizer)
     free = harmony.call_constraint(SCHEMAS, None, single_call=False)
-    held = harmony.call_constraint(SCHEMAS, JSON_ANSWER, single_call=False)
-    assert free.begins == held.begins == ()
+    strict = harmony.call_constraint(SCHEMAS, JSON_ANSWER, single_call=False)
+    assert free.begins == strict.begins == ()
     assert free.constraint.param == "tools"
     right, wrong = (
         [text.replace(ARGUMENTS, arguments) for text in (CALL, LATE_CALL)]
         for arguments in ('{"x":"p"}', '{"x":"q"}')
     )
-    for constraint in (free.constraint, held.constraint):
+    for constraint in (free.constraint, strict.constraint):
         for text in right:
             assert accepts(constraint, tokenizer, PLAN + NEXT + text)
             assert accepts(constraint, tokenizer, text + "<|call|>")
@@ -375,8 +375,8 @@ def test_chosen_calls_are_held_to_their_schemas(parsers: VllmParsers, tokenizer:
     note = f"<|channel|>commentary<|message|>I look.<|end|>{NEXT}"
     assert accepts(free.constraint, tokenizer, note + right[0])
     assert accepts(free.constraint, tokenizer, PLAN + NEXT + FINAL)
-    assert not accepts(held.constraint, tokenizer, PLAN + NEXT + FINAL)
-    assert accepts(held.constraint, tokenizer, '<|channel|>final<|message|>{"a":1}')
+    assert not accepts(strict.constraint, tokenizer, PLAN + NEXT + FINAL)
+    assert accepts(strict.constraint, tokenizer, '<|channel|>final<|message|>{"a":1}')
 
 
 def test_with_another_backend_there_is_no_constraint(
