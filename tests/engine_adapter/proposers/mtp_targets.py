@@ -346,7 +346,7 @@ TARGETS: Mapping[str, Layout] = {
         published={"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334},
         num_layers=None,
     ),
-    # `nvidia/NVIDIA-Nemotron-3-*`: Mamba 2. vLLM does not compute its experts on a CPU, because their
+    # `nvidia/NVIDIA-Nemotron-3-*`: Mamba 2. vLLM does not compute its experts on a CPU: their
     # activation has no gate, so this target has a dense layer in their place.
     "nemotron_h": _layout(
         "nemotron_h",
