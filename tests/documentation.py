@@ -172,7 +172,8 @@ def undocumented_options(text: str, methods: Iterable[Any]) -> list[str]:
         want = {f"`{name}`": f"`{value}`" for name, value in method.options.items()}
         default_k = f"`{method.default_k}`"
         if method.capabilities.members:
-            want["`members`"], default_k = "required", "its members' largest"
+            which = "largest" if method.default_k is max else "sum"
+            want["`members`"], default_k = "required", f"its members' {which}"
         if default_ks.get(f"`{method.name}`") != default_k:
             findings.append(f"{method.name}: k")
         findings += [

@@ -8,7 +8,6 @@ from engine_adapter.fake.sequence import FakeSequence
 from engine_adapter.policies.contract import (
     DraftOutcome,
     DraftTime,
-    ProposerTraits,
     RequestClass,
     RowView,
     StepView,
@@ -16,7 +15,7 @@ from engine_adapter.policies.contract import (
 from engine_adapter.policies.parameters import PolicyError
 from engine_adapter.policies.planner import Planner, StepOutcome
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.methods import needs
+from engine_adapter.proposers.methods import proposer_traits
 from engine_adapter.registries.policy_settings import PolicySettings
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.counts import PolicyStep
@@ -188,23 +187,6 @@ class StepPlanning:
         return DraftOutcome(
             draft.request_id, draft.proposer, full_k, full_k, draft.drafted, draft.accepted
         )
-
-
-def proposer_traits(spec: ProposerSpec, loaded_specs: Sequence[ProposerSpec]) -> ProposerTraits:
-    """A proposer as policies see it; `loaded_specs` has its members."""
-    capabilities = needs(spec, loaded_specs)
-    return ProposerTraits(
-        spec.name,
-        spec.num_speculative_tokens,
-        lookup=not (
-            capabilities.runs_model
-            or capabilities.hidden_states
-            or capabilities.members
-            or capabilities.prediction
-        ),
-        keeps_kv=capabilities.draft_kv,
-        selectable=not (capabilities.members or capabilities.prediction),
-    )
 
 
 def _request_class(request: GenerationRequest) -> RequestClass:

@@ -34,7 +34,8 @@ class ProposerTraits:
         keeps_kv: it must catch up on tokens that it has not read.
         ends_early: it may draft fewer tokens than it is asked for, where it is not sure of them.
         selectable: policies choose it. They do not choose a cascade, because they choose its
-            members, nor a proposer that needs a prediction.
+            members, nor a proposer that needs a prediction. They choose a chain: its members
+            together draft what none of them drafts alone.
     """
 
     name: str

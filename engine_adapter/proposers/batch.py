@@ -71,7 +71,7 @@ class DraftBatch:
         k: int array [R]: the maximum number of tokens to draft for each row. 0 is a row in
             mid-prompt, which is only read; only methods with draft KV get such rows.
         token_ids: int32 array [B, max_model_len], the tokens of the engine's batch; row `rows[i]`
-            is valid in [0, num_tokens[i]).
+            is valid in [0, prefix_lengths[i]).
         hidden: tensor [R, H] on the engine's device and in its dtype: the target's final hidden
             state from which each row's newest token was sampled, at position num_tokens[i] - 2.
             `None` if the method does not have the capability `hidden_states`.
@@ -80,6 +80,9 @@ class DraftBatch:
         constraints: the structured output of each row's request, or `None` for a request without.
             `None` if the method does not have the capability `constraint`.
         sampling: draws the drafts; `None` if every draft is the most likely token.
+        num_continued: int array [R]: how many drafts of other members of a chain follow each row's
+            committed tokens in `token_ids`; the proposer continues them. `None` for none, and
+            always if the method does not have the capability `continues`.
     """
 
     rows: npt.NDArray[np.intp]
@@ -93,6 +96,18 @@ class DraftBatch:
     predicted: Sequence[npt.NDArray[np.int32] | None] | None = None
     constraints: Sequence[Constraint | None] | None = None
     sampling: DraftSampler | None = None
+    num_continued: npt.NDArray[np.int64] | None = None
+
+    @property
+    def prefix_lengths(self) -> npt.NDArray[np.int64]:
+        """The tokens before each row's draft, committed ones and drafts of others: int64 [R]."""
+        if self.num_continued is None:
+            return self.num_tokens
+        return self.num_tokens + self.num_continued
+
+    def prefix(self, i: int) -> npt.NDArray[np.int32]:
+        """The tokens before the i-th row's draft: int32 [prefix_lengths[i]], a view."""
+        return self.token_ids[self.rows[i], : self.prefix_lengths[i]]
 
     def context(self, i: int) -> npt.NDArray[np.int32]:
         """The committed tokens of the i-th row: int32 [num_tokens[i]], a view."""
@@ -155,6 +170,7 @@ class DraftBatch:
             predicted=None if self.predicted is None else [self.predicted[i] for i in index],
             constraints=self.constraints and [self.constraints[i] for i in index],
             sampling=None if self.sampling is None else self.sampling.select(index),
+            num_continued=None if self.num_continued is None else self.num_continued[index],
         )
 
 

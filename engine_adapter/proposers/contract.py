@@ -4,7 +4,7 @@ Pure Python. A proposer implements only the drafting algorithm. The engine execu
 makes them available to proposers through `DraftHost`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -63,6 +63,8 @@ class Capabilities:
             requirements of its members.
         prediction: it drafts from the request's predicted output (`DraftBatch.predicted`).
         constraint: it drafts from the request's structured output (`DraftBatch.constraints`).
+        continues: it can continue the drafts of other members of a chain
+            (`DraftBatch.num_continued`), as if they were the row's text.
     """
 
     model: bool = False
@@ -73,6 +75,7 @@ class Capabilities:
     members: bool = False
     prediction: bool = False
     constraint: bool = False
+    continues: bool = False
 
     @property
     def runs_model(self) -> bool:
@@ -92,7 +95,11 @@ class Capabilities:
 
 
 class Proposer(Protocol):
-    """A loaded proposer, in the worker process. No row is drafted for twice in a step."""
+    """A loaded proposer, in the worker process.
+
+    No row is drafted for twice in a step, except by a lookup in a chain: once for its text, and
+    once more after the drafts of another member.
+    """
 
     @property
     def weights_bytes(self) -> int:
@@ -124,8 +131,18 @@ class Member(Protocol):
         """Whether it has its own KV and so must read rows in mid-prompt too."""
         ...
 
-    def draft(self, batch: DraftBatch) -> Drafts:
-        """Its drafts for each row; none if it fails or is quarantined."""
+    @property
+    def continues(self) -> bool:
+        """Whether it has the capability `continues`."""
+        ...
+
+    def draft(self, batch: DraftBatch, drafts: Sequence[Sequence[int]]) -> Drafts:
+        """Its drafts for each row; none if it fails or is quarantined.
+
+        Args:
+            batch: the rows.
+            drafts: of each row, those that these continue; empty unless it `continues`.
+        """
         ...
 
 
@@ -219,6 +236,10 @@ def no_memory(spec: ProposerSpec, target: Target, rows: int) -> int:
     return 0
 
 
+def any_members(names: Sequence[str], capabilities: Mapping[str, Capabilities]) -> None:
+    """`ProposerMethod.check_members` of a method whose members may be any proposers."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProposerMethod:
     """A drafting method, an entry in `METHODS`.
@@ -226,7 +247,7 @@ class ProposerMethod:
     Attributes:
         name: the method's name, as in `ProposerSpec.method`.
         capabilities: its requirements.
-        default_k: k if the configuration does not set it; `None` means the members' largest k.
+        default_k: k if the configuration does not set it; with members, how it follows from theirs.
         options: the options that it accepts, with their defaults.
         validate: raises `OptionError` if an option of the spec is invalid.
         create: builds the proposer; imports heavy libraries only when called. It has no side
@@ -237,13 +258,19 @@ class ProposerMethod:
         device_bytes: how much of the device's memory a proposer takes that is loaded while the
             engine serves: its weights, and its largest tensors when it drafts for so many rows.
             Sampled drafts are not counted. Reads what `check` reads, and raises the same.
+        check_members: raises `OptionError` if a list of members cannot work; gets their names and
+            the capabilities of each.
+        selectable: policies choose such a proposer. They do not choose a cascade, because they
+            choose its members.
     """
 
     name: str
     capabilities: Capabilities
-    default_k: int | None
+    default_k: int | Callable[[Iterable[int]], int]
     options: Mapping[str, Any]
     validate: Callable[[ProposerSpec], None]
     create: Callable[[ProposerSpec, DraftHost], Proposer]
     check: Callable[[ProposerSpec, TargetSizes], None] = no_check
     device_bytes: Callable[[ProposerSpec, Target, int], int] = no_memory
+    check_members: Callable[[Sequence[str], Mapping[str, Capabilities]], None] = any_members
+    selectable: bool = True

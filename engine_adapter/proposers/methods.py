@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine_adapter.policies.contract import ProposerTraits
 from engine_adapter.proposers import (
     cascade,
     dflash,
@@ -24,6 +25,7 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
+from engine_adapter.proposers.draft_options import min_confidence
 from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.seam.text import NAME, short_repr, truncate
 
@@ -38,7 +40,8 @@ METHODS: tuple[ProposerMethod, ...] = (
     mtp.METHOD,
     dflash.METHOD,
     dspark.METHOD,
-    cascade.METHOD,
+    cascade.CASCADE,
+    cascade.CHAIN,
     prediction.METHOD,
     grammar.METHOD,
 )
@@ -68,6 +71,25 @@ def needs(spec: ProposerSpec, candidates: Sequence[ProposerSpec]) -> Capabilitie
             if member.name in spec.options["members"]:
                 capabilities |= get_method(member.method).capabilities
     return capabilities
+
+
+def proposer_traits(spec: ProposerSpec, candidates: Sequence[ProposerSpec]) -> ProposerTraits:
+    """A proposer as policies see it; its members are among `candidates`."""
+    method, capabilities = get_method(spec.method), needs(spec, candidates)
+    is_lookup = not (
+        capabilities.runs_model
+        or capabilities.hidden_states
+        or capabilities.members
+        or capabilities.prediction
+    )
+    return ProposerTraits(
+        spec.name,
+        spec.num_speculative_tokens,
+        lookup=is_lookup,
+        keeps_kv=capabilities.draft_kv,
+        ends_early=min_confidence(spec) > 0 or capabilities.members,
+        selectable=method.selectable and not capabilities.prediction,
+    )
 
 
 def read_name(fields: Mapping[str, Any]) -> str:
@@ -106,7 +128,9 @@ def parse_spec(fields: Mapping[str, Any], candidates: Sequence[ProposerSpec] = (
     if name == prediction.METHOD.name and method is not prediction.METHOD:
         raise _error("name", f"{name!r} may only be a proposer of the method {name}")
     options = _options(method, fields)
-    default = method.default_k or _largest_k(options["members"], candidates)
+    default = method.default_k
+    if callable(default):
+        default = default(_members_k(options["members"], candidates))
     k = fields.get("num_speculative_tokens", default)
     if type(k) is not int or k < 1:
         raise _error(
@@ -115,10 +139,10 @@ def parse_spec(fields: Mapping[str, Any], candidates: Sequence[ProposerSpec] = (
     spec = ProposerSpec(name, method_name, k, _model(method, fields), options)
     try:
         method.validate(spec)
+        if method.capabilities.members:
+            _check_members(spec, candidates)
     except OptionError as error:
         raise EngineConfigError("proposer", f"{name}: {error}", error.option) from None
-    if method.capabilities.members:
-        _check_members(spec, candidates)
     return spec
 
 
@@ -165,25 +189,29 @@ def _has_members(fields: Mapping[str, Any]) -> bool:
     )
 
 
-def _largest_k(members: Any, candidates: Sequence[ProposerSpec]) -> int:
-    """The largest k of the members; 1 without valid members, which `validate` refuses later."""
+def _members_k(members: Any, candidates: Sequence[ProposerSpec]) -> list[int]:
+    """The k of each member; 1 without valid members, which `validate` refuses later."""
+    by_name = {spec.name: spec.num_speculative_tokens for spec in candidates}
     names = members if isinstance(members, list) else []
-    return max(
-        (spec.num_speculative_tokens for spec in candidates if spec.name in names), default=1
-    )
+    return [by_name[name] for name in names if isinstance(name, str) and name in by_name] or [1]
 
 
 def _check_members(spec: ProposerSpec, candidates: Sequence[ProposerSpec]) -> None:
-    member_names = [
-        member.name for member in candidates if not get_method(member.method).capabilities.members
-    ]
-    for name in spec.options["members"]:
-        if name not in member_names:
-            there_are = ", ".join(member_names) or "none"
+    methods = {member.name: get_method(member.method) for member in candidates}
+    capabilities = {
+        name: method.capabilities
+        for name, method in methods.items()
+        if not method.capabilities.members
+    }
+    names = spec.options["members"]
+    for name in names:
+        if name not in capabilities:
+            there_are = ", ".join(capabilities) or "none"
             message = (
                 f"{short_repr(name)} is not a proposer that can be a member; there are {there_are}"
             )
-            raise _error("members", message)
+            raise OptionError("members", message)
+    get_method(spec.method).check_members(names, capabilities)
 
 
 def _model(method: ProposerMethod, fields: Mapping[str, Any]) -> str | None:

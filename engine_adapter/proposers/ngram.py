@@ -81,7 +81,7 @@ class NgramProposer:
 
     def propose(self, batch: DraftBatch) -> Drafts:
         """The tokens at each row's `continuations`, at most k."""
-        lengths = batch.num_tokens
+        lengths = batch.prefix_lengths
         if len(lengths) * lengths.max() <= MAX_PADDING * lengths.sum():
             start = self._search(batch.token_ids, batch.rows, lengths)
         else:
@@ -130,7 +130,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> NgramProposer:
 
 METHOD = ProposerMethod(
     name="ngram",
-    capabilities=Capabilities(),
+    capabilities=Capabilities(continues=True),
     default_k=5,
     options={"prompt_lookup_min": 2, "prompt_lookup_max": 5},
     validate=_validate,

@@ -70,7 +70,7 @@ class SuffixProposer:
     def _speculate(self, batch: DraftBatch, i: int) -> Sequence[int]:
         drafted: Sequence[int] = self._cache.speculate(
             batch.request_ids[i],
-            batch.context(i)[-self._cache.max_tree_depth :].copy(),
+            batch.prefix(i)[-self._cache.max_tree_depth :].copy(),
             max_spec_tokens=int(batch.k[i]),
             max_spec_factor=self._max_spec_factor,
             min_token_prob=self._min_token_prob,
@@ -105,7 +105,7 @@ def _create(spec: ProposerSpec, host: DraftHost) -> SuffixProposer:
 
 METHOD = ProposerMethod(
     name="suffix",
-    capabilities=Capabilities(),
+    capabilities=Capabilities(continues=True),
     default_k=8,
     options={
         "suffix_decoding_max_tree_depth": 24,

@@ -9,15 +9,14 @@ of a load. Worker to scheduler: `DraftReport`; the scheduler reads that of rank 
 import hashlib
 import json
 from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from engine_adapter.policies.contract import DraftOutcome, DraftTime, ProposerTraits
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_options import min_confidence
-from engine_adapter.proposers.methods import get_method, needs
+from engine_adapter.proposers.methods import get_method, proposer_traits
 from engine_adapter.seam.config import DEFAULT_GRAMMAR_BYTES
 from engine_adapter.seam.counts import (
     CompiledGrammars,
@@ -118,25 +117,6 @@ class SpecgateConfig:
         fields = vllm_config.additional_config[KEY]
         specs = tuple(ProposerSpec(**spec) for spec in fields["proposers"])
         return cls(**{**fields, "proposers": specs})
-
-
-def proposer_traits(spec: ProposerSpec, specs: Sequence[ProposerSpec]) -> ProposerTraits:
-    """A proposer as policies see it; `specs` has its members."""
-    own_capabilities = get_method(spec.method).capabilities
-    capabilities = needs(spec, specs)
-    return ProposerTraits(
-        spec.name,
-        spec.num_speculative_tokens,
-        lookup=not (
-            capabilities.runs_model
-            or capabilities.hidden_states
-            or capabilities.members
-            or capabilities.prediction
-        ),
-        keeps_kv=capabilities.draft_kv,
-        ends_early=min_confidence(spec) > 0,
-        selectable=not (own_capabilities.members or own_capabilities.prediction),
-    )
 
 
 def to_extra_args(params: SpecDecodeParams, grammar_bytes: int | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from engine_adapter.proposers.contract import ProposerSpec, TargetSizes
-from engine_adapter.proposers.methods import get_method
+from engine_adapter.proposers.methods import get_method, proposer_traits
 from engine_adapter.registries.proposer_registry import ProposerRegistry
 from engine_adapter.seam.errors import (
     EngineConfigError,
@@ -20,7 +20,7 @@ from engine_adapter.seam.errors import (
     ProposerRefused,
 )
 from engine_adapter.seam.types import ProposerInfo
-from engine_adapter.vllm_engine.wire import LoadState, proposer_traits
+from engine_adapter.vllm_engine.wire import LoadState
 
 _POLL_S = 0.05
 """Seconds between two polls of a load; a poll takes the engine less than a millisecond."""

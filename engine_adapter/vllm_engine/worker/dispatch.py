@@ -318,7 +318,7 @@ class ProposerDispatch:
 
         None if it fails, where the context ends, or for pictures that it cannot read.
         """
-        remaining = self._context_length(name) - batch.num_tokens
+        remaining = self._context_length(name) - batch.prefix_lengths
         reads = self.host.reads_prompts(name, batch.request_ids)
         if reads.all() and (remaining >= batch.k).all():
             return self._contained(name, batch)

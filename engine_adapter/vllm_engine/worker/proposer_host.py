@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,30 @@ class _Member:
     """A `Member` that drafts through the dispatch."""
 
     spec: ProposerSpec
-    draft_kv: bool
+    capabilities: Capabilities
     call: DraftCall
+    runner: Any
 
     @property
     def num_speculative_tokens(self) -> int:
         return self.spec.num_speculative_tokens
 
-    def draft(self, batch: DraftBatch) -> Drafts:
+    @property
+    def draft_kv(self) -> bool:
+        return self.capabilities.draft_kv
+
+    @property
+    def continues(self) -> bool:
+        return self.capabilities.continues
+
+    def draft(self, batch: DraftBatch, drafts: Sequence[Sequence[int]]) -> Drafts:
+        lengths = np.array([len(row) for row in drafts], np.int64)
+        if lengths.any():
+            # Behind a row's committed tokens: the next step overwrites them.
+            row, column = np.nonzero(np.arange(lengths.max()) < lengths[:, None])
+            places = batch.rows[row], batch.num_tokens[row] + column
+            self.runner.input_batch.token_ids_cpu[places] = [*chain.from_iterable(drafts)]
+            batch = replace(batch, num_continued=lengths)
         return self.call(self.spec.name, batch)
 
 
@@ -241,7 +258,7 @@ class ProposerHost:
     def member(self, name: str) -> Member:
         """See `DraftHost.member`."""
         spec = next(spec for spec in self.specs if spec.name == name)
-        return _Member(spec, self.capabilities[name].draft_kv, self._draft)
+        return _Member(spec, self.capabilities[name], self._draft, self._runner)
 
     def draft_model(self, spec: ProposerSpec) -> Proposer:
         """See `DraftHost.draft_model`."""

@@ -4,10 +4,8 @@ import asyncio
 
 import pytest
 
-from engine_adapter.fake.planning import proposer_traits
 from engine_adapter.policies.names import POLICY_NAMES
 from engine_adapter.policies.parameters import PolicyError
-from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.seam.counts import PolicyStep
 from engine_adapter.seam.errors import EngineDead, InvalidRequest
 from engine_adapter.seam.types import Delta, SpecMethod, Switch
@@ -154,8 +152,3 @@ async def test_ended_requests_are_forgotten(start: StartEngine) -> None:
     # A forgotten id can be used again.
     await run(harness, make_request("left", SpecMethod("auto", 4), max_tokens=5))
     assert harness.engine._planning._planner.measurements.requests._slots == {}
-
-
-def test_the_targets_own_mtp_layers_are_not_a_lookup() -> None:
-    traits = proposer_traits(parse_spec({"name": "mtp"}), ())
-    assert (traits.lookup, traits.keeps_kv) == (False, True)

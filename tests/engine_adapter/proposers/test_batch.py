@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
-from tests.engine_adapter.proposers.batches import batch
+from tests.engine_adapter.proposers.batches import JUNK, batch
 
 ROWS = {"a": [1, 2, 3], "b": [4, 5], "c": [6], "d": [7, 8]}
 
@@ -29,6 +29,7 @@ def full_batch() -> DraftBatch:
         predicted=[np.array([i], np.int32) for i in range(4)],
         constraints=["of a", None, "of c", "of d"],  # type: ignore[list-item]
         sampling=RecordingSampler(np.arange(4)),  # type: ignore[arg-type]
+        num_continued=np.array([0, 2, 1, 3]),
     )
 
 
@@ -44,6 +45,16 @@ def test_select_takes_every_field_of_the_selected_rows() -> None:
             assert after.rows.tolist() == [2, 0]
         else:
             np.testing.assert_array_equal(after, [before[2], before[0]])
+
+
+def test_a_draft_follows_the_committed_tokens_and_those_that_it_continues() -> None:
+    continued = full_batch()
+    assert continued.prefix_lengths.tolist() == [3, 4, 2, 5]
+    assert continued.prefix(1).tolist() == [4, 5, JUNK, JUNK]
+    assert continued.context(1).tolist() == [4, 5]
+    others = replace(continued, num_continued=None)
+    assert others.prefix_lengths.tolist() == others.num_tokens.tolist()
+    assert others.prefix(1).tolist() == others.context(1).tolist()
 
 
 def test_select_replaces_k() -> None:

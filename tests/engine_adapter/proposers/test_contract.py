@@ -22,7 +22,7 @@ ROWS: Mapping[str, Sequence[int]] = {
 }
 
 
-MEMBERS = parse_specs([{"name": "ngram"}, {"name": "tail", "method": "draft_model", "model": "a"}])
+MEMBERS = parse_specs([{"name": "head", "method": "draft_model", "model": "a"}, {"name": "ngram"}])
 
 TARGET = RandomTarget()
 WEIGHTS = {"medusa": medusa(num_heads=8), "mlp_speculator": mlp_speculator(n_predict=8)}
@@ -43,12 +43,14 @@ class LastTokens:
     weights_bytes = 5
     num_speculative_tokens = 4
     draft_kv = True
+    continues = True
 
-    def draft(self, batch: DraftBatch) -> Drafts:
-        ks = batch.k.tolist()
-        return Drafts([batch.context(i)[::-1][:k].tolist() for i, k in enumerate(ks)])
+    def draft(self, batch: DraftBatch, drafts: Sequence[Sequence[int]]) -> Drafts:
+        prefixes = [[*batch.context(i).tolist(), *row] for i, row in enumerate(drafts)]
+        return Drafts([p[::-1][:k] for p, k in zip(prefixes, batch.k.tolist(), strict=True)])
 
-    propose = draft
+    def propose(self, batch: DraftBatch) -> Drafts:
+        return self.draft(batch, [[] for _ in batch.rows])
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing to drop: it has no state."""
@@ -102,7 +104,7 @@ def spec_of(method: ProposerMethod) -> ProposerSpec:
 def required(method: ProposerMethod) -> dict[str, Any]:
     """The fields that are required to configure the method."""
     model = {"model": MODELS.get(method.name, "a/b")} if method.capabilities.model else {}
-    return model | ({"members": ["ngram", "tail"]} if method.capabilities.members else {})
+    return model | ({"members": ["head", "ngram"]} if method.capabilities.members else {})
 
 
 def create(method: ProposerMethod) -> Proposer:
@@ -130,7 +132,8 @@ def test_the_default_spec_is_valid_and_has_this_method(method: ProposerMethod) -
     spec = spec_of(method)
     method.validate(spec)
     assert spec.method == method.name
-    assert method.capabilities.members if method.default_k is None else method.default_k >= 1
+    assert spec.num_speculative_tokens >= 1
+    assert method.capabilities.members == callable(method.default_k)
 
 
 def test_the_size_of_its_weights_is_known(method: ProposerMethod) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from engine_adapter.proposers.batch import DraftBatch, Drafts
 from engine_adapter.proposers.cascade import CascadeProposer
 from engine_adapter.proposers.grammar import METHOD
 from engine_adapter.proposers.methods import parse_spec
@@ -18,9 +19,13 @@ class Asked:
 
     num_speculative_tokens = 2
     draft_kv = False
+    continues = False
 
     def __init__(self) -> None:
-        self.draft = METHOD.create(parse_spec({"name": "grammar"}), None).propose  # type: ignore[arg-type]
+        self._proposer = METHOD.create(parse_spec({"name": "grammar"}), None)  # type: ignore[arg-type]
+
+    def draft(self, batch: DraftBatch, drafts: Sequence[Sequence[int]]) -> Drafts:
+        return self._proposer.propose(batch)
 
 
 ROWS: dict[str, Sequence[int]] = {"forced": [1, 2], "free": [3, 4], "open": [5, 6]}

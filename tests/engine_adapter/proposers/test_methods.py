@@ -197,6 +197,37 @@ def test_a_cascade_without_members_is_refused() -> None:
     assert "members" in refusal({"name": "cascade"})
 
 
+CHAIN = {"name": "chain", "members": ["small", "tree"]}
+
+
+@pytest.mark.parametrize(("given", "k"), [({}, 12), ({"num_speculative_tokens": 3}, 3)])
+def test_the_default_k_of_a_chain_is_the_sum_of_its_members(given: dict[str, int], k: int) -> None:
+    *_, chain = parse_specs([SUFFIX, DRAFT, NGRAM, CHAIN | given])
+    assert chain.num_speculative_tokens == k
+
+
+def test_a_lookup_may_be_a_member_of_a_chain_twice() -> None:
+    *_, chain = parse_specs([SUFFIX, DRAFT, CHAIN | {"members": ["tree", "small", "tree"]}])
+    assert chain.num_speculative_tokens == 8 + 4 + 8
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        (["tree"], "at least two different proposers"),
+        (["tree", "tree"], "at least two different proposers"),
+        (["small", "tree", "tree"], "only a lookup twice, with another between"),
+        (["small", "tree", "small"], "only a lookup twice, with another between"),
+        (["tree", "small"], "must have a lookup after the first one"),
+        (["tree", "gone"], "not a proposer that can be a member"),
+    ],
+)
+def test_members_that_cannot_be_a_chain_are_refused(members: list[str], reason: str) -> None:
+    with pytest.raises(EngineConfigError, match=reason) as caught:
+        parse_specs([SUFFIX, DRAFT, CHAIN | {"members": members}])
+    assert caught.value.field == "members"
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -234,9 +265,9 @@ def test_a_cascade_has_the_capabilities_of_its_members() -> None:
     )
     assert (
         needs(specs[3], specs)
-        == Capabilities(members=True) | get_method("draft_model").capabilities
+        == Capabilities(members=True, continues=True) | get_method("draft_model").capabilities
     )
-    assert needs(specs[4], specs) == Capabilities(members=True)
+    assert needs(specs[4], specs) == Capabilities(members=True, continues=True)
     assert needs(specs[2], specs) == get_method("draft_model").capabilities
 
 

@@ -1,5 +1,7 @@
 """Prompt lookup against a brute-force reference and against vLLM's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -35,6 +37,16 @@ def drafts(tokens: list[int], min_n: int, max_n: int, k: int) -> list[int]:
 @example([1, 2, 1, 2, 1, 2], (2, 4), 1)
 def test_drafts_equal_the_definition(tokens: list[int], bounds: tuple[int, int], k: int) -> None:
     assert drafts(tokens, *bounds, k) == reference(tokens, *bounds, k)
+
+
+def test_drafts_of_other_members_are_continued_as_if_they_were_text() -> None:
+    """The first row's match ends with them; the second row has none."""
+    rows = {"a": [1, 2, 3, 4, 5, 1, 2, 3], "b": [6, 7, 6, 0, 0, 0]}
+    continued = replace(
+        batch(rows, k=3), num_tokens=np.array([6, 3]), num_continued=np.array([2, 0])
+    )
+    assert NgramProposer(2, 3).propose(continued).tokens == [[4, 5, 1], []]
+    assert NgramProposer(1, 3).propose(continued).tokens == [[4, 5, 1], [7, 6]]
 
 
 def test_drafts_of_thousands_of_rows_equal_the_definition() -> None:

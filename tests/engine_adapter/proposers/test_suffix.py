@@ -1,6 +1,7 @@
 """Suffix decoding: catch-up, lag, and the lifetime of a request's trees."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,19 @@ def test_the_new_tokens_of_a_row_reach_the_shared_tree() -> None:
     step(suffix, [1, 2, 3, 4, 5], name="author")
     step(suffix, [1, 2, 3, 4, 5, *PATTERN], name="author")
     assert step(suffix, [9, 8, 7, 6, 11, 12], k=2, name="reader") == [13, 14]
+
+
+def test_drafts_of_other_members_are_continued_and_do_not_reach_the_trees() -> None:
+    """They may be rejected: the row must not find them as its own text later."""
+    suffix, text = proposer(suffix_decoding_max_cached_requests=0), [*PATTERN, 1, 2]
+    continued = replace(
+        batch({"r": [*text, 12, 13]}, k=2, prompt=4, computed=[len(text) - 1]),
+        num_tokens=np.array([len(text)]),
+        num_continued=np.array([2]),
+    )
+    assert [*map(list, suffix.propose(continued).tokens)] == [[14, 15]]
+    assert step(suffix, [*text, 5, 2], k=2) == step(proposer(), [*text, 5, 2], k=2) == [5]
+    assert suffix._fed == {"r": len(text) + 2}
 
 
 def test_a_lag_is_counted_once() -> None:

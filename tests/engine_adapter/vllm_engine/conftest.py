@@ -47,6 +47,11 @@ PROPOSERS: list[dict[str, Any]] = [
     # a mistake in its KV.
     {"name": "self", "method": "draft_model", "model": TARGET, "num_speculative_tokens": 5},
     {"name": "cascade", "members": ["ngram", "mlp", "self"], "num_speculative_tokens": 5},
+    {
+        "name": "chain",
+        "members": ["suffix", "eagle3", "ngram"],
+        "num_speculative_tokens": 8,
+    },
     {"name": "grammar", "num_speculative_tokens": 5},
     {
         "name": "forced-first",

@@ -125,7 +125,7 @@ class DispatchHarness:
         self.dispatch.bind_kv_cache(SimpleNamespace(kv_cache_groups=groups), [])
         host._target = SimpleNamespace(vocab_size=VOCABULARY)
         host.capabilities = {
-            "a": Capabilities(),
+            "a": Capabilities(continues=True),
             "b": Capabilities(),
             "c": Capabilities(model=True, hidden_states=True),
             "d": Capabilities(model=True, draft_kv=True),

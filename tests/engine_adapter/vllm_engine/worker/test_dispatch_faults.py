@@ -1,7 +1,5 @@
 """Faults and their effects: broken proposers, members of cascades, the quarantine."""
 
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,15 +93,11 @@ def test_a_repeated_fault_is_logged_once_until_another_one_occurs(
 # -- cascades --------------------------------------------------------------------------------
 
 
-def cascade(harness: DispatchHarness, *names: str) -> None:
-    """Loads a cascade `e` of the given members."""
-    members = [
-        SimpleNamespace(
-            num_speculative_tokens=4, draft_kv=n == "d", draft=partial(harness.dispatch.draft, n)
-        )
-        for n in names
-    ]
-    harness.dispatch.host.proposers["e"] = CascadeProposer(members)
+def cascade(harness: DispatchHarness, *names: str, is_chain: bool = False) -> None:
+    """Loads a cascade `e` of the given members, or a chain."""
+    host = harness.dispatch.host
+    members = [host.member(name) for name in names]
+    host.proposers["e"] = CascadeProposer(members, is_chain=is_chain)
     harness.dispatch.host.capabilities["e"] = Capabilities(members=True, draft_kv="d" in names)
 
 
@@ -123,6 +117,26 @@ def test_a_quarantined_member_is_skipped(harness: DispatchHarness) -> None:
     harness.dispatch.observe(output(specgate_quarantined={"b"}))
     assert harness.propose({"r": row(9)}, {"r": ("e", 2)}) == {"r": [309, 309]}
     assert not harness.echoes["b"].batches
+
+
+def test_a_chains_member_continues_drafts_behind_the_rows_text(harness: DispatchHarness) -> None:
+    cascade(harness, "b", "a", is_chain=True)
+    rows = {"r": row(9), "s": row(30), "t": prompt_row(30, 16, 8)}
+    plan = {"r": ("e", 6), "s": ("e", 4), "t": ("e", 6)}
+    assert harness.propose(rows, plan) == {"r": [209] * 4 + [109] * 2, "s": [230] * 4, "t": []}
+    (batch,) = harness.echoes["a"].batches
+    assert batch.request_ids == ["r"]
+    assert batch.prefix(0).tolist() == [*range(9), *[209] * 4]
+    assert batch.context(0).tolist() == [*range(9)]
+    expected = np.tile(np.arange(CONTEXT), (3, 1))
+    expected[0, 9:13] = 209
+    np.testing.assert_array_equal(harness.runner.input_batch.token_ids_cpu, expected)
+
+
+def test_a_chains_drafts_end_with_the_context(harness: DispatchHarness) -> None:
+    cascade(harness, "b", "a", is_chain=True)
+    drafts = harness.propose({"r": row(CONTEXT - 5)}, {"r": ("e", 8)})
+    assert drafts == {"r": [259] * 4 + [159]}
 
 
 def test_a_members_context_length_limits_only_its_own_rows(harness: DispatchHarness) -> None:
