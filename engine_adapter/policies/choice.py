@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_adapter.policies.acceptance import Floats, Ints
-from engine_adapter.policies.choice_types import NOTHING, Chains, Choice, Load, Prices
+from engine_adapter.policies.choice_types import NOTHING, Cascades, Choice, Load, Prices
 from engine_adapter.policies.measurements import Forecast, Measurements
 
 HORIZON = 64
@@ -150,14 +150,14 @@ class Chooser:
             proposer, value: each row's best lookup without a model, and its value, [R].
         """
         model_values = values[:, self._models]
-        chains = self._chains(np.maximum(model_values, 0.0))
-        by_itself = (model_values > chains.values) | (chains.lookups == NOTHING)
-        best = np.maximum(model_values, chains.values)
+        cascades = self._cascades(np.maximum(model_values, 0.0))
+        by_itself = (model_values > cascades.values) | (cascades.lookups == NOTHING)
+        best = np.maximum(model_values, cascades.values)
         fallback, gate = (np.full_like(proposer, NOTHING), np.full(len(proposer), -np.inf))
         added: list[int] = []
         while len(added) < len(self._models):
             gain = np.maximum(best - value[:, None], 0.0)
-            net = gain.sum(axis=0) - self._fixed_costs(gain > 0, by_itself, chains.p_missed)
+            net = gain.sum(axis=0) - self._fixed_costs(gain > 0, by_itself, cascades.p_missed)
             net += (self._bonus[self._models] - 1) * gain.sum(axis=0)
             net[added] = -np.inf
             best_model = int(net.argmax())
@@ -166,15 +166,16 @@ class Chooser:
             rows, model_alone = gain[:, best_model] > 0, by_itself[:, best_model]
             model = self._models[best_model]
             proposer = np.where(
-                rows, np.where(model_alone, model, chains.lookups[:, best_model]), proposer
+                rows, np.where(model_alone, model, cascades.lookups[:, best_model]), proposer
             )
             fallback = np.where(rows, np.where(model_alone, NOTHING, model), fallback)
-            gate = np.where(rows, np.where(model_alone, -np.inf, chains.gates[:, best_model]), gate)
+            model_gate = np.where(model_alone, -np.inf, cascades.gates[:, best_model])
+            gate = np.where(rows, model_gate, gate)
             value = value + gain[:, best_model]
             added.append(best_model)
         return (proposer, fallback, gate) if added else None
 
-    def _chains(self, model_values: Floats) -> Chains:
+    def _cascades(self, model_values: Floats) -> Cascades:
         """The lookup that goes best before each model, for each row.
 
         A lookup that rarely finds a draft may go better before a model than one that finds many
@@ -201,7 +202,7 @@ class Chooser:
             values[i] -= row_costs[:, lookup, None]
         if not len(self._lookups):
             no_lookup = np.full(model_values.shape, NOTHING)
-            return Chains(
+            return Cascades(
                 no_lookup,
                 np.full(model_values.shape, -np.inf),
                 np.ones_like(model_values),
@@ -212,7 +213,7 @@ class Chooser:
         best_values = (
             np.take_along_axis(array, best[None], axis=0)[0] for array in (values, p_missed, gates)
         )
-        return Chains(self._lookups[best], *best_values)
+        return Cascades(self._lookups[best], *best_values)
 
     def _fixed_costs(
         self, rows: npt.NDArray[np.bool_], by_itself: npt.NDArray[np.bool_], p_missed: Floats

@@ -62,7 +62,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Chains:
+class Cascades:
     """A lookup before each of M models, for R rows, each [R, M].
 
     Attributes:

@@ -32,10 +32,12 @@ class ProposerTraits:
         lookup: it drafts on the CPU without a model, so that it may draft beside another
             proposer and draft in the shadow.
         keeps_kv: it must catch up on tokens that it has not read.
-        ends_early: it may draft fewer tokens than it is asked for, where it is not sure of them.
+        ends_early: it may draft fewer tokens than it is asked for, where it is not sure of them, or
+            finds no more.
         selectable: policies choose it. They do not choose a cascade, because they choose its
-            members, nor a proposer that needs a prediction. They choose a chain: its members
-            together draft what none of them drafts alone.
+            members, nor a proposer that needs a prediction. They choose a chain that
+            begins with a model, and then decide whether the lookup after it pays: they try lookups
+            before a model themselves.
     """
 
     name: str

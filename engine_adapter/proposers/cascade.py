@@ -112,7 +112,6 @@ CASCADE = ProposerMethod(
     validate=_validate,
     create=_create_cascade,
     check_members=_check_cascade,
-    selectable=False,
 )
 """The entry in `METHODS`."""
 

@@ -260,8 +260,6 @@ class ProposerMethod:
             Sampled drafts are not counted. Reads what `check` reads, and raises the same.
         check_members: raises `OptionError` if a list of members cannot work; gets their names and
             the capabilities of each.
-        selectable: policies choose such a proposer. They do not choose a cascade, because they
-            choose its members.
     """
 
     name: str
@@ -273,4 +271,3 @@ class ProposerMethod:
     check: Callable[[ProposerSpec, TargetSizes], None] = no_check
     device_bytes: Callable[[ProposerSpec, Target, int], int] = no_memory
     check_members: Callable[[Sequence[str], Mapping[str, Capabilities]], None] = any_members
-    selectable: bool = True

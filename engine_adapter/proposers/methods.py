@@ -87,9 +87,19 @@ def proposer_traits(spec: ProposerSpec, candidates: Sequence[ProposerSpec]) -> P
         spec.num_speculative_tokens,
         lookup=is_lookup,
         keeps_kv=capabilities.draft_kv,
-        ends_early=min_confidence(spec) > 0 or capabilities.members,
-        selectable=method.selectable and not capabilities.prediction,
+        ends_early=min_confidence(spec) > 0 or method is cascade.CHAIN,
+        selectable=not capabilities.prediction
+        and (not capabilities.members or _continues_a_model(spec, candidates)),
     )
+
+
+def _continues_a_model(spec: ProposerSpec, candidates: Sequence[ProposerSpec]) -> bool:
+    """Whether this is a chain that begins with a model."""
+    if get_method(spec.method) is not cascade.CHAIN:
+        return False
+    first_name = spec.options["members"][0]
+    methods = {member.name: get_method(member.method) for member in candidates}
+    return methods[first_name].capabilities.runs_model
 
 
 def read_name(fields: Mapping[str, Any]) -> str:

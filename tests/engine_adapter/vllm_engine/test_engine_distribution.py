@@ -75,13 +75,16 @@ PROPOSERS: list[dict[str, Any]] = [
     {"name": "eagle-sure", **_EAGLE, **_SAMPLED, **_SURE},
     {"name": "eagle3", "model": str(model_path("eagle3"))},
     {"name": "cascade", "members": ["ngram", "draft-sampled"]},
+    {"name": "chain", "members": ["draft-block", "ngram"]},
     {"name": "prediction"},
 ]
 NAMES = [fields["name"] for fields in PROPOSERS]
-FEW = ("draft-sure", "medusa-sampled", "eagle-sampled")
+FEW = ("draft-sure", "medusa-sampled", "eagle-sampled", "chain")
 """A model of its own, a head, and a head with a KV cache, all of which sample their drafts; two
-with the block rule, and one with a confidence gate. Drafts without probabilities are taken where
-they are the target's own sample: under a seed, `test_sampling` compares their texts."""
+with the block rule, and one with a confidence gate. A model whose sampled drafts, verified by the
+block rule, are continued by a lookup, or not, as their tokens have it. Drafts without probabilities
+are taken where they are the target's own sample: under a seed, `test_sampling` compares their
+texts."""
 
 FOR_CONSTRAINTS: list[dict[str, Any]] = [
     {"name": "grammar"},
@@ -173,7 +176,7 @@ async def check(live: Live, tree: Tree, name: str, sampling: Sampling, samples: 
 @on_the_engines_loop
 @pytest.mark.timeout(1200)
 async def test_generations_have_the_targets_distribution(crowd: Live, tree: Tree) -> None:
-    """Three proposers at once, each under another condition, 1,500 generations each.
+    """Four proposers at once, each under another condition, 1,500 generations each.
 
     Power: if tokens 2 to 4 came from a temperature of 1.6 instead of 1.0, at least 99 of 100 such
     tests with 16 cells would fail (`test_the_stated_power`).
@@ -240,7 +243,7 @@ async def test_generations_under_policies_have_the_targets_distribution(
     )
     totals = crowd.recorder.totals(began)
     used = {name for name, counts in totals.items() if counts.drafted and name != NONE}
-    assert used >= {"draft-sampled", "draft-block", "eagle-sampled", "ngram", "cascade"}
+    assert used >= {"draft-sampled", "draft-block", "eagle-sampled", "ngram", "cascade", "chain"}
     assert CHEAT not in used
     assert crowd.engine.evidence["fallbacks"] > 0
 

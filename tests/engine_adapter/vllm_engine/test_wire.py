@@ -49,15 +49,16 @@ def test_policies_see_what_kind_each_proposer_is() -> None:
     cascade = {"name": "both", "method": "cascade", "members": ["lookup", "small"]}
     chain = {"name": "chain", "members": ["small", "lookup"]}
     predicted = {"name": "guess", "method": "chain", "members": ["prediction", "lookup"]}
-    others: list[dict[str, Any]] = [cascade, chain, predicted, {"name": "prediction"}]
+    around = {"name": "around", "method": "chain", "members": ["lookup", "small", "lookup"]}
+    others: list[dict[str, Any]] = [cascade, chain, around, predicted, {"name": "prediction"}]
     config = SpecgateConfig(parse_specs([LOOKUP, TREE, SMALL, *others]))
     by_name = {traits.name: traits for traits in config.traits}
     assert by_name["lookup"] == ProposerTraits("lookup", 3, lookup=True)
     assert by_name["suffix"].lookup
     small = by_name["small"]
     assert (small.lookup, small.keeps_kv, small.selectable) == (False, True, True)
-    assert {t.name for t in config.traits if t.ends_early} == {"both", "chain", "guess"}
-    assert {t.name for t in config.traits if t.keeps_kv} == {"small", "both", "chain"}
+    assert {t.name for t in config.traits if t.ends_early} == {"chain", "around", "guess"}
+    assert {t.name for t in config.traits if t.keeps_kv} == {"small", "both", "chain", "around"}
     assert {t.name for t in config.traits if t.selectable} == {"lookup", "suffix", "small", "chain"}
     assert {t.name for t in config.traits if t.lookup} == {"lookup", "suffix"}
 
