@@ -35,9 +35,8 @@ class ProposerTraits:
         ends_early: it may draft fewer tokens than it is asked for, where it is not sure of them, or
             finds no more.
         selectable: policies choose it. They do not choose a cascade, because they choose its
-            members, nor a proposer that needs a prediction. They choose a chain that
-            begins with a model, and then decide whether the lookup after it pays: they try lookups
-            before a model themselves.
+            members, nor a proposer that needs a prediction. They choose a chain only if it begins
+            with a model, because they try lookups before a model themselves.
     """
 
     name: str

@@ -24,6 +24,9 @@ from engine_adapter.proposers.contract import (
 )
 from engine_adapter.seam.text import short_repr
 
+MAX_CHAIN = 16
+"""The most members of a chain, which may have a lookup repeatedly: each is a call in every step."""
+
 
 class CascadeProposer:
     """Calls its members one after the other. They are the loaded proposers, not copies.
@@ -86,6 +89,8 @@ def _check_cascade(names: Sequence[str], capabilities: Mapping[str, Capabilities
 
 
 def _check_chain(names: Sequence[str], capabilities: Mapping[str, Capabilities]) -> None:
+    if len(names) > MAX_CHAIN:
+        raise OptionError("members", f"must be at most {MAX_CHAIN} proposers, got {len(names)}")
     for i, name in enumerate(names):
         is_repeated = name in names[:i]
         if is_repeated and (name == names[i - 1] or not capabilities[name].continues):

@@ -220,11 +220,13 @@ def test_a_lookup_may_be_a_member_of_a_chain_twice() -> None:
         (["small", "tree", "small"], "only a lookup twice, with another between"),
         (["tree", "small"], "must have a lookup after the first one"),
         (["tree", "gone"], "not a proposer that can be a member"),
+        (["tree", "lookup"] * 9, "at most 16 proposers, got 18"),
+        (["tree", "lookup"] * 1_000_000, "at most 16 proposers, got 2000000"),
     ],
 )
 def test_members_that_cannot_be_a_chain_are_refused(members: list[str], reason: str) -> None:
     with pytest.raises(EngineConfigError, match=reason) as caught:
-        parse_specs([SUFFIX, DRAFT, CHAIN | {"members": members}])
+        parse_specs([SUFFIX, DRAFT, NGRAM, CHAIN | {"members": members}])
     assert caught.value.field == "members"
 
 
