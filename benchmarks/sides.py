@@ -74,4 +74,5 @@ def loaded_specs(
     if spec is None:
         return []
     by_name = {known.name: known for known in specs}
-    return [*(by_name[name] for name in spec.options.get("members", ())), spec]
+    # A chain may have a lookup twice.
+    return [*(by_name[name] for name in dict.fromkeys(spec.options.get("members", ()))), spec]

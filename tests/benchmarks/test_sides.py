@@ -46,3 +46,8 @@ def test_one_loads_the_proposer_with_its_members_and_all_loads_everything() -> N
     assert loaded_specs(Side.ONE, CASCADE, SPECS) == [NGRAM, HEADS, CASCADE]
     assert loaded_specs(Side.ONE, None, SPECS) == []
     assert loaded_specs(Side.ALL, NGRAM, SPECS) == SPECS
+
+
+def test_a_member_that_comes_twice_in_a_chain_is_loaded_once() -> None:
+    chain = ProposerSpec("long", "chain", 5, None, {"members": ["look", "heads", "look"]})
+    assert loaded_specs(Side.ONE, chain, SPECS) == [NGRAM, HEADS, chain]

@@ -5,7 +5,7 @@ import { swatch } from "./charts.js";
 import { FEW } from "./metrics.js";
 import { byId, fillTable, filled, methodText, number, onSubmit, percent, readJson, row, rowButton, say, setOptions } from "./page.js";
 
-const METHODS = ["ngram", "suffix", "medusa", "mlp_speculator", "cascade", "grammar"];
+const METHODS = ["ngram", "suffix", "medusa", "mlp_speculator", "cascade", "chain", "grammar"];
 const LOAD_TIMEOUT_MS = 600000;
 const STORED = "specgate-console-unloaded";
 
