@@ -4,7 +4,7 @@ Sources: EAGLE, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840. From the hidden sta
 and the embedding of the next token, the head predicts the hidden state of the next position; the
 output layer turns this state into the draft. EAGLE reads the target's final hidden state, [H].
 EAGLE-3 reads those of several layers, [layers * H], combined into one by its matrix `fc`, and may
-have its own output layer over a smaller vocabulary. Here the drafts are a chain, not a tree.
+have its own output layer over a smaller vocabulary. Here the drafts are a sequence, not a tree.
 """
 
 from collections.abc import Mapping, Sequence

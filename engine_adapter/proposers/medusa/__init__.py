@@ -2,7 +2,7 @@
 
 Source: Medusa, arXiv 2401.10774. Each head is one or more residual blocks, x + silu(W x + b) with
 x of width H, and an output layer. Here a head gives one token, the most likely or a sampled one, so
-the drafts are a chain, not a tree. Checkpoints: the layouts of FasterDecoding and of vLLM.
+the drafts are a sequence, not a tree. Checkpoints: the layouts of FasterDecoding and of vLLM.
 """
 
 from math import prod

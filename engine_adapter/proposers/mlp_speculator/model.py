@@ -61,7 +61,7 @@ class MlpSpeculator:
         (tokens,) = to_device(state.device, batch.token_ids[batch.rows, batch.num_tokens - 1])
         if self._scale_input:
             state = functional.rms_norm(state, state.shape[-1:], eps=EPS) / math.sqrt(2)
-        chain, probabilities = [], []
+        drafts, probabilities = [], []
         for depth, step in enumerate(self._steps[: batch.k.max()]):
             # [R, D]
             state = torch.addmm(
@@ -75,13 +75,13 @@ class MlpSpeculator:
             state = functional.rms_norm(state, state.shape[-1:], step.ln_weight, EPS)
             state = functional.gelu(state + step.ln_bias)
             tokens, q = batch.draw(functional.linear(state, step.head), depth)
-            chain.append(tokens)
+            drafts.append(tokens)
             probabilities.append(q)
             if batch.is_done:
                 break
         sampled = probabilities[0] is not None
         return batch.truncate(
-            DraftTable(torch.stack(chain, 1)).rows(),
+            DraftTable(torch.stack(drafts, 1)).rows(),
             list(torch.stack(probabilities, 1)) if sampled else None,
         )
 
