@@ -66,7 +66,7 @@ class ProposerRegistry:
             raise EngineConfigError(
                 "proposer",
                 f"num_speculative_tokens: {spec.num_speculative_tokens} is above the engine's "
-                f"draft capacity, {self._capacity}; restart the server with a larger "
+                f"draft capacity, {self._capacity}; set fewer, or restart the server with a larger "
                 "--max-speculative-tokens",
                 "num_speculative_tokens",
             )
