@@ -200,9 +200,9 @@ def test_a_cascade_without_members_is_refused() -> None:
 CHAIN = {"name": "chain", "members": ["small", "tree"]}
 
 
-@pytest.mark.parametrize(("given", "k"), [({}, 12), ({"num_speculative_tokens": 3}, 3)])
-def test_the_default_k_of_a_chain_is_the_sum_of_its_members(given: dict[str, int], k: int) -> None:
-    *_, chain = parse_specs([SUFFIX, DRAFT, NGRAM, CHAIN | given])
+@pytest.mark.parametrize(("fields", "k"), [({}, 12), ({"num_speculative_tokens": 3}, 3)])
+def test_the_default_k_of_a_chain_is_the_sum_of_its_members(fields: dict[str, int], k: int) -> None:
+    *_, chain = parse_specs([SUFFIX, DRAFT, NGRAM, CHAIN | fields])
     assert chain.num_speculative_tokens == k
 
 

@@ -56,6 +56,8 @@ LEAST_GAP = 1e-3
 _DRAFT = {"method": "draft_model", "model": str(model_path("draft"))}
 _SAMPLED = {"draft_sampling": "probabilistic", "num_speculative_tokens": 3}
 _SURE = {"min_confidence": 0.3}
+_ONE = {"num_speculative_tokens": 1}
+"""Fewer than the generations have room for, so that a lookup can continue them."""
 _EAGLE = {"method": "eagle", "model": str(model_path("eagle"))}
 _MEDUSA = {"model": str(model_path("medusa"))}
 _MLP = {"model": str(model_path("mlp-speculator"))}
@@ -75,16 +77,16 @@ PROPOSERS: list[dict[str, Any]] = [
     {"name": "eagle-sure", **_EAGLE, **_SAMPLED, **_SURE},
     {"name": "eagle3", "model": str(model_path("eagle3"))},
     {"name": "cascade", "members": ["ngram", "draft-sampled"]},
-    {"name": "chain", "members": ["draft-block", "ngram"]},
+    {"name": "draft-one", **_DRAFT, **_SAMPLED, **_ONE},
+    {"name": "chain", "members": ["draft-one", "ngram"]},
     {"name": "prediction"},
 ]
 NAMES = [fields["name"] for fields in PROPOSERS]
 FEW = ("draft-sure", "medusa-sampled", "eagle-sampled", "chain")
 """A model of its own, a head, and a head with a KV cache, all of which sample their drafts; two
-with the block rule, and one with a confidence gate. A model whose sampled drafts, verified by the
-block rule, are continued by a lookup, or not, as their tokens have it. Drafts without probabilities
-are taken where they are the target's own sample: under a seed, `test_sampling` compares their
-texts."""
+with the block rule, and one with a confidence gate. A model whose sampled drafts are continued by
+a lookup, or not, as their tokens have it. Drafts without probabilities are taken where they are the
+target's own sample: under a seed, `test_sampling` compares their texts."""
 
 FOR_CONSTRAINTS: list[dict[str, Any]] = [
     {"name": "grammar"},
@@ -183,6 +185,23 @@ async def test_generations_have_the_targets_distribution(crowd: Live, tree: Tree
     """
     conditions = itertools.cycle(CONDITIONS.values())
     await asyncio.gather(*(check(crowd, tree, name, next(conditions), SAMPLES) for name in FEW))
+
+
+@on_the_engines_loop
+async def test_a_lookup_continues_some_sampled_drafts_and_some_not(crowd: Live, tree: Tree) -> None:
+    """So the chain's generations above have drafts of both lengths, as the sampled tokens have it.
+
+    The model's draft of one token is accepted at random, and so is the lookup's after it.
+    """
+    options = SamplingOptions(temperature=1.0, top_k=4, max_tokens=LENGTH, ignore_eos=True)
+    spec = SpecDecodeParams(SpecMethod("chain", 3), pinned=True)
+    results = await asyncio.gather(
+        *(generate(crowd, tree.prompt, options, spec) for _ in range(200))
+    )
+    counts = [result.counts("chain") for result in results]
+    # A generation of 4 tokens has at most 3 drafts of the model, each of one token.
+    assert any(count.drafted > count.drafts for count in counts)
+    assert any(count.drafted == count.drafts for count in counts)
 
 
 def test_the_gate_of_the_draft_model_ends_some_drafts(tree: Tree) -> None:
