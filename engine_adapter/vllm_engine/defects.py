@@ -86,6 +86,14 @@ DEFECTS = {
         "patches/test_rotary_embedding.py::test_each_head_is_turned_by_its_tokens_position",
         watch="patches/test_rotary_embedding.py::test_vllms_own_kernel_has_the_defect",
     ),
+    "transposed_input": Defect(
+        "on CPU, a linear layer refuses a transposed input, so Llama 4's first picture ends the "
+        "engine",
+        ("vllm._custom_ops:onednn_mm",),
+        "patches/linear_input.py:patch_linear_input",
+        "patches/test_linear_input.py::test_a_product_is_that_of_pytorch",
+        watch="patches/test_linear_input.py::test_vllms_own_product_has_the_defect",
+    ),
     "whole_prompts": Defect(
         "where attention reads whole prompts only, a step gets room for the longest, and the "
         "scheduler keeps a limit that is lower or higher",

@@ -199,9 +199,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "parallel_state": ("_EP", "_TP", "graph_capture"),
     "vllm.distributed.parallel_state:GroupCoordinator": ("broadcast",),
     "speculative": ("SpeculativeConfig",),
-    # The patches of recurrent layers.
+    # The patches of layers.
     "causal_conv1d": ("causal_conv1d_update_cpu",),
-    "custom_ops": ("fused_sigmoid_gating_delta_rule_update_spec_cpu",),
+    "custom_ops": ("fused_sigmoid_gating_delta_rule_update_spec_cpu", "onednn_mm"),
     "gdn_attention": ("_spec_forward", "_unpacked_conv_weight"),
     "mamba_mixer2": ("causal_conv1d_update", "selective_state_update"),
     "RotaryEmbedding": ("forward_cpu",),
@@ -243,6 +243,7 @@ PATCHES = {
     "recurrent_layers.patch_recurrent_layers": "causal_conv1d_update and selective_state_update of "
     "mamba_mixer2, causal_conv1d_update and ShortConv.forward_native of short_conv, "
     "gdn_attention._spec_forward",
+    "linear_input.patch_linear_input": "custom_ops.onednn_mm",
     "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
     "v2_kernels.patch_v2_kernels": "the kernels of `v2_kernels.twins`, in the modules v2_*; "
     "triton_utils.triton.next_power_of_2",

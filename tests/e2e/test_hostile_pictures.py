@@ -14,7 +14,8 @@ from PIL import Image
 from server.images.decoding import MAX_PIXELS
 from tests.e2e.served import Served
 from tests.e2e.test_hostile_bodies import ERROR_BYTES, TRIES, trial
-from tests.engine_adapter.vllm_engine.support.multimodal_models import FAMILIES, write_multimodal
+from tests.engine_adapter.vllm_engine.support.multimodal_families import FAMILIES
+from tests.engine_adapter.vllm_engine.support.multimodal_models import write_multimodal
 from tests.server.pictures import animation, bomb, encoded, image_part
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]

@@ -10,6 +10,7 @@ from engine_adapter.vllm_engine.load_progress import ProgressWriter
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling
 from engine_adapter.vllm_engine.patches.batch_order import patch_batch_order
+from engine_adapter.vllm_engine.patches.linear_input import patch_linear_input
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
@@ -52,6 +53,7 @@ class WorkerHooks:
         exit_with_parent()
         if compat.current_platform.is_cpu():
             patch_rotary_embedding()
+            patch_linear_input()
             if self.vllm_config.lora_config:
                 patch_lora_masking()
             if self.vllm_config.model_config.is_hybrid:

@@ -23,7 +23,8 @@ from tests.engine_adapter.vllm_engine.support.image_engine import (
     Prompt,
     image_engine,
 )
-from tests.engine_adapter.vllm_engine.support.multimodal_models import FAMILIES, write_multimodal
+from tests.engine_adapter.vllm_engine.support.multimodal_families import FAMILIES
+from tests.engine_adapter.vllm_engine.support.multimodal_models import write_multimodal
 
 pytestmark = [
     pytest.mark.engine,

@@ -26,6 +26,9 @@ from tests.engine_adapter.vllm_engine.support.window_models import write_random_
 CHUNK = 24
 """Tokens of a step: fewer than a prompt, and than some pictures."""
 
+NOT_OF_THE_MODEL = "num_crops", "num_soft_tokens_per_image", "num_patches", "aspect_ratios"
+"""What an image processor returns for the text's processor alone."""
+
 MODELS = "draft", "eagle", "medusa", "mtp"
 
 Prompt = tuple[tuple[int, ...], tuple[int, ...]]
@@ -257,8 +260,8 @@ class ImageReference:
         if seeds:
             pictures = [picture(seed) for seed in seeds]
             inputs = dict(self._processor.image_processor(pictures, return_tensors="pt"))
-            for counted in "num_crops", "num_soft_tokens_per_image":
-                inputs.pop(counted, None)
+            for counts in NOT_OF_THE_MODEL:
+                inputs.pop(counts, None)
             if "image_grid_thw" in inputs:  # positions have several dimensions
                 is_image = torch.tensor([list(prompt)]) == self._model.config.image_token_id
                 inputs["mm_token_type_ids"] = is_image.int()
