@@ -259,7 +259,8 @@ class ImageReference:
         inputs: dict[str, Any] = {}
         if seeds:
             pictures = [picture(seed) for seed in seeds]
-            inputs = dict(self._processor.image_processor(pictures, return_tensors="pt"))
+            features = self._processor.image_processor(pictures, return_tensors="pt")
+            inputs = dict(features.to(torch.float32))  # Llama 4's are in bfloat16
             for counts in NOT_OF_THE_MODEL:
                 inputs.pop(counts, None)
             if "image_grid_thw" in inputs:  # positions have several dimensions

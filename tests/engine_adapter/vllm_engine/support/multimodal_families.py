@@ -210,7 +210,7 @@ def _llama4(ids: Mapping[str, int]) -> Any:
 
     vision = {
         "hidden_size": 64,
-        "intermediate_size": 128,
+        "intermediate_size": 256,  # four states of a picture are joined
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "image_size": 56,
