@@ -53,7 +53,8 @@ class WorkerHooks:
         exit_with_parent()
         if compat.current_platform.is_cpu():
             patch_rotary_embedding()
-            patch_linear_input()
+            if self.vllm_config.model_config.is_multimodal_model:
+                patch_linear_input()
             if self.vllm_config.lora_config:
                 patch_lora_masking()
             if self.vllm_config.model_config.is_hybrid:
