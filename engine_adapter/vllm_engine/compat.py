@@ -65,6 +65,7 @@ NAMES = {
     "cached_tokenizer_from_config": "vllm.tokenizers",
     # Pictures in prompts.
     "get_model_cls": "vllm.model_executor.model_loader",
+    "MultiModalFeatureSpec": "vllm.multimodal.inputs",
     "resolve_chat_template_content_format": "vllm.renderers.hf",
     # Ray's executor, which needs the package ray to be imported.
     "RayExecutorV2": "vllm.v1.executor.ray_executor_v2",

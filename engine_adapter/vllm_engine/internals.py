@@ -56,7 +56,7 @@ _RUNNER_ATTRIBUTES = (
     *("use_aux_hidden_state_outputs", "model_state", "attn_groups", "kv_cache_config"),
     *("kernel_block_sizes", "block_tables", "max_num_reqs", "max_num_tokens", "_dummy_run"),
     *("lora_config", "lora_state", "prompt_logprobs_worker", "_set_active_loras"),
-    *("vocab_size",),
+    *("vocab_size", "mm_registry", "supports_mm_inputs", "reset_encoder_cache"),
 )
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -117,12 +117,14 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "scheduled_spec_decode_tokens",
         "scheduled_cached_reqs",
         "finished_req_ids",
+        "scheduled_encoder_inputs",
         "has_structured_output_requests",
         "kv_cache_block_copies",
         "preempted_req_ids",
     ),
     "vllm.v1.core.sched.output:NewRequestData": (
         *("req_id", "block_ids", "num_computed_tokens", "prefill_token_ids", "sampling_params"),
+        *("prompt_token_ids", "mm_features"),
     ),
     "vllm.v1.core.sched.output:CachedRequestData": (
         "req_ids",
@@ -183,6 +185,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # Model runner V2 on a CPU.
     "triton_utils": ("HAS_TRITON", "triton"),
     "vllm_config": ("HAS_TRITON",),
+    # The trial of the target with a picture.
+    "vllm.multimodal.registry:MultiModalRegistry": ("create_processor",),
+    "vllm.multimodal.processing:BaseMultiModalProcessor": ("info", "dummy_inputs"),
+    "vllm.multimodal.processing:BaseProcessingInfo": ("allowed_mm_limits", "parse_mm_data"),
+    "vllm.multimodal.processing:BaseDummyInputsBuilder": ("get_dummy_text",),
     # The workers.
     "CPUWorker": ("vllm_config", "rank", "model_runner", "execute_model", "sample_tokens"),
     "GPUWorker": (

@@ -111,13 +111,20 @@ def _is_ready(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
 
 
 async def try_target(process: Process, model: str) -> None:
-    """Lets the target of a started process run some steps, on every rank.
+    """Lets the target of a started process run some steps, on every rank, also with a picture.
 
     Raises `EngineConfigError` if it cannot: its first request would end the process.
     """
-    for reason in await process.collective_rpc("specgate_try_target"):
+    for reason in await process.collective_rpc("specgate_try_text"):
         if reason:
             raise EngineConfigError("model", f"{model} cannot run a step on this machine: {reason}")
+    for reason in await process.collective_rpc("specgate_try_picture"):
+        if reason:
+            raise EngineConfigError(
+                "model",
+                f"{model} cannot read a picture on this machine: {reason}. "
+                """With --limit-mm-per-prompt '{"image": 0}' it is served for text alone.""",
+            )
 
 
 async def smoke_test_proposers(process: Process, specs: Sequence[ProposerSpec]) -> None:

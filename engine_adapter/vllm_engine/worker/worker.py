@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
@@ -31,9 +32,7 @@ from engine_adapter.vllm_engine.worker.start_failure import (
     log_and_describe,
     report_failures,
 )
-
-_TRIED_TOKENS = 8
-"""The tokens of the step in which the target is tried: one of them is decoded."""
+from engine_adapter.vllm_engine.worker.target_trial import try_picture, try_text
 
 
 class WorkerHooks:
@@ -85,18 +84,20 @@ class WorkerHooks:
         memory: dict[str, tuple[int, int]] = self.model_runner.drafter.host.memory()
         return memory
 
-    def specgate_try_target(self) -> str:
-        """Runs steps of the target, if vLLM has not; the reason if it cannot, or an empty text.
+    def specgate_try_text(self) -> str:
+        """Runs steps of the target with text; the reason if it cannot, or an empty text."""
+        return self._try_target(try_text)
 
-        On a GPU vLLM has run them to warm up its kernels.
-        """
+    def specgate_try_picture(self) -> str:
+        """The same with a picture, if the target takes pictures."""
+        return self._try_target(try_picture)
+
+    def _try_target(self, trial: Callable[[Any], None]) -> str:
+        """On a GPU vLLM has run such steps to warm up its kernels and to measure memory."""
         if not compat.current_platform.is_cpu():
             return ""
-        runner = self.model_runner
         try:
-            compat.run_mixed_prefill_decode_warmup(
-                runner, self.execute_model, self.sample_tokens, _TRIED_TOKENS
-            )
+            trial(self)
         except Exception as error:
             return log_and_describe("the target", error)
         return ""

@@ -36,8 +36,8 @@ LOOKUPS = "ngram", "suffix"
 FAST = "qwen2_vl"
 """The family of `make test`: its positions have three dimensions."""
 
-OTHER = 70
-"""Added to the seed of a picture for another picture."""
+OTHER = 72
+"""Added to the seed of a picture for another picture of the same size."""
 
 FEW_BLOCKS = 12
 """For fewer requests than run together."""
@@ -97,6 +97,30 @@ def check_drafts(prompts: list[Prompt], answers: list[Answer], method: str) -> N
             assert answer.drafted
     with_pictures = [answer for (_, seeds), answer in zip(prompts, answers, strict=True) if seeds]
     assert method == "draft" or any(answer.drafted for answer in with_pictures)
+
+
+def test_the_trial_reads_a_picture_and_leaves_nothing(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = case
+    worker = engine.worker
+    model = type(worker.model_runner.model)
+    read: list[int] = []
+    embed = model.embed_multimodal
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        embeddings = embed(*arguments, **options)
+        read.extend(len(each) for each in embeddings)
+        return embeddings
+
+    monkeypatch.setattr(model, "embed_multimodal", count)
+    assert worker.specgate_try_text() == ""
+    assert read == []
+    assert worker.specgate_try_picture() == ""
+    assert len(read) == 1
+    assert read[0] > 0
+    assert not worker.model_runner.encoder_cache.encoder_outputs
+    assert not worker.model_runner.requests
 
 
 def test_texts_are_those_of_plain_decoding(case: Case) -> None:
@@ -182,3 +206,16 @@ def test_lost_pictures_are_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     broken = engine.answers(prompts, NONE)
     engine.reset_prefix_cache()
     assert sum(a.tokens != b.tokens for a, b in zip(broken, plain, strict=True)) == 5
+
+
+def test_the_trial_names_why_pictures_cannot_be_read(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test: the engine stays in the middle of a step."""
+    engine, _ = case
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(type(engine.worker.model_runner.model), "embed_multimodal", fail)
+    assert engine.worker.specgate_try_picture() == "RuntimeError: no kernel"

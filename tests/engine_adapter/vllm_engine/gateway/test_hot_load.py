@@ -29,11 +29,16 @@ class Ranks:
     """
 
     def __init__(
-        self, *states: tuple[str, str], dies_at: str = "", faults: tuple[Any, Any] = ("", "")
+        self,
+        *states: tuple[str, str],
+        dies_at: str = "",
+        faults: tuple[Any, Any] = ("", ""),
+        picture_faults: tuple[str, str] = ("", ""),
     ) -> None:
         self.states = list(states)
         self.dies_at = dies_at
         self.faults = faults
+        self.picture_faults = picture_faults
         self.calls: list[str] = []
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -45,8 +50,10 @@ class Ranks:
             raise EngineDead("dead")
         if method == "specgate_load_state":
             return [[state, f"why {i}"] for i, state in enumerate(self.states.pop(0))]
-        if method.startswith(("specgate_smoke_test", "specgate_try_target")):
+        if method.startswith(("specgate_smoke_test", "specgate_try_text")):
             return list(self.faults)
+        if method == "specgate_try_picture":
+            return list(self.picture_faults)
         return [{"lookup": (7, 0)}, {"lookup": (7, 0)}]
 
 
@@ -158,7 +165,7 @@ async def test_an_unloaded_proposer_leaves_the_registry_first(
 async def test_a_target_that_runs_on_every_rank_is_served() -> None:
     ranks = Ranks()
     await try_target(ranks, "org/m")
-    assert ranks.calls == ["try_target"]
+    assert ranks.calls == ["try_text", "try_picture"]
 
 
 async def test_a_target_that_fails_on_one_rank_ends_the_start() -> None:
@@ -166,3 +173,13 @@ async def test_a_target_that_fails_on_one_rank_ends_the_start() -> None:
         await try_target(Ranks(faults=("", "RuntimeError: head dim 32")), "org/m")
     assert caught.value.setting == "model"
     assert "org/m cannot run a step on this machine: RuntimeError: head" in caught.value.message
+
+
+async def test_a_picture_that_fails_on_one_rank_ends_the_start_with_a_remedy() -> None:
+    with pytest.raises(EngineConfigError) as caught:
+        await try_target(Ranks(picture_faults=("", "RuntimeError: stride")), "org/m")
+    assert caught.value.setting == "model"
+    assert caught.value.message.startswith(
+        "org/m cannot read a picture on this machine: RuntimeError: stride. "
+    )
+    assert """--limit-mm-per-prompt '{"image": 0}'""" in caught.value.message

@@ -122,6 +122,11 @@ class ImageEngine:
     def _scheduler(self) -> Any:
         return self._engine.engine_core.engine_core.scheduler
 
+    @property
+    def worker(self) -> Any:
+        """vLLM's, with Specgate's hooks."""
+        return self._engine.engine_core.engine_core.model_executor.driver_worker.worker
+
     def reset_prefix_cache(self) -> None:
         """Forgets all cached blocks."""
         assert self._engine.reset_prefix_cache()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engine_adapter.vllm_engine.support import qwen_vl_models
+from tests.engine_adapter.vllm_engine.support import mrope_families
 from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family
 
 
@@ -328,6 +328,6 @@ FAMILIES = {
         _llama4,
         _llama4_processor,
     ),
-    **qwen_vl_models.FAMILIES,
+    **mrope_families.FAMILIES,
 }
 """By name."""

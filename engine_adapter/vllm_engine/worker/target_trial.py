@@ -1,0 +1,72 @@
+"""The trial of the target: some steps before the first request.
+
+Weights that load can still fail in a forward pass, which ends the engine at its first request, or
+at its first picture. The steps are those with which vLLM warms its kernels up on a GPU; they are
+over before a request comes, and nothing of them stays.
+"""
+
+from typing import Any
+
+from PIL import Image
+
+from engine_adapter.vllm_engine import compat
+
+_TEXT_TOKENS = 8
+"""The tokens of the step that reads text: one of them is decoded."""
+
+_SIDE = 64
+"""Both sides of the picture, in pixels. Models that cut pictures into tiles read it as one."""
+
+
+def try_text(worker: Any) -> None:
+    """Runs a step that reads a prompt and decodes a token. Raises what the target raises.
+
+    Args:
+        worker: vLLM's; every rank must call it.
+    """
+    compat.run_mixed_prefill_decode_warmup(
+        worker.model_runner, worker.execute_model, worker.sample_tokens, _TEXT_TOKENS
+    )
+
+
+def try_picture(worker: Any) -> None:
+    """Runs a step that reads a prompt with a picture, if the target takes any.
+
+    Of a prompt that is longer than a step it reads the beginning.
+
+    Args:
+        worker: vLLM's; every rank must call it.
+    """
+    runner = worker.model_runner
+    if not runner.supports_mm_inputs:
+        return
+    processor = runner.mm_registry.create_processor(runner.model_config)
+    if not processor.info.allowed_mm_limits.get("image", 0):
+        return
+    text = processor.dummy_inputs.get_dummy_text({"image": 1})
+    picture = Image.new("RGB", (_SIDE, _SIDE))
+    prompt = processor(text, processor.info.parse_mm_data({"image": [picture]}))
+    token_ids = prompt["prompt_token_ids"]
+    if len(token_ids) > runner.max_model_len:  # no request can have a picture
+        return
+
+    def execute(step: Any) -> Any:
+        if step.scheduled_cached_reqs.req_ids:  # vLLM's step that decodes and reads a prompt
+            (request,) = step.scheduled_new_reqs
+            request.prompt_token_ids = request.prefill_token_ids = list(token_ids)
+            request.mm_features = _features(prompt)
+            step.scheduled_encoder_inputs = {request.req_id: [*range(len(request.mm_features))]}
+        return worker.execute_model(step)
+
+    decoded_and_read = min(1 + len(token_ids), runner.max_num_tokens)
+    compat.run_mixed_prefill_decode_warmup(runner, execute, worker.sample_tokens, decoded_and_read)
+    runner.reset_encoder_cache()
+
+
+def _features(prompt: Any) -> list[Any]:
+    """The pictures of a prompt of vLLM's processor, as its scheduler sends them to a worker."""
+    items, places = prompt["mm_kwargs"]["image"], prompt["mm_placeholders"]["image"]
+    return [
+        compat.MultiModalFeatureSpec(item, "image", f"trial-{number}", place)
+        for number, (item, place) in enumerate(zip(items, places, strict=True))
+    ]
