@@ -67,6 +67,9 @@ NAMES = {
     "get_model_cls": "vllm.model_executor.model_loader",
     "MultiModalFeatureSpec": "vllm.multimodal.inputs",
     "resolve_chat_template_content_format": "vllm.renderers.hf",
+    # What starts the workers of several ranks.
+    "Executor": "vllm.v1.executor",
+    "MultiprocExecutor": "vllm.v1.executor.multiproc_executor",
     # Ray's executor, which needs the package ray to be imported.
     "RayExecutorV2": "vllm.v1.executor.ray_executor_v2",
     "RayWorkerProc": "vllm.v1.executor.ray_executor_v2",

@@ -22,6 +22,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
         "make_stats",
     ),
     "AsyncScheduler": ("schedule",),
+    "MultiprocExecutor": ("_init_executor",),
     "RayExecutorV2": ("_init_executor", "_build_runtime_env", "_get_actor_resource_kwargs"),
     "RayWorkerProc": ("get_node_and_physical_gpu_ids",),
     "CPUModelRunner": _RUNNER_HOOKS,
@@ -62,7 +63,6 @@ _RUNNER_ATTRIBUTES = (
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     # The gateway's process: the death of an engine, and the requests that it admits.
     "AsyncLLM": (
-        "from_vllm_config",
         "vllm_config",
         "input_processor",
         "engine_core",
@@ -136,6 +136,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.v1.metrics.stats:SchedulerStats": ("kv_connector_stats",),
     "current_platform": ("ray_device_key",),
     "envs": ("environment_variables", "VLLM_USE_V2_MODEL_RUNNER"),
+    "Executor": ("get_class",),
+    "MultiprocExecutor": ("vllm_config",),
     "ray_executor_v2": ("RayWorkerProc", "ray"),
     "LoraState": ("lora_ids",),
     "v2_model_runner": (

@@ -6,6 +6,7 @@ with which a start has failed: vLLM tells the gateway only that it has.
 
 import asyncio
 import json
+import logging
 import os
 import tempfile
 import time
@@ -65,6 +66,30 @@ def _cut(message: str) -> str:
     while len(json.dumps(message)) > _MAX_BYTES:
         message = message[: len(message) // 2]
     return message
+
+
+class FailureReports(logging.Handler):
+    """Tells the gateway the exceptions that vLLM logs in this process while it starts.
+
+    After the start the pipe is gone, and nothing is written.
+
+    Args:
+        progress: to the gateway.
+    """
+
+    def __init__(self, progress: ProgressWriter) -> None:
+        super().__init__(logging.ERROR)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tells the exception of a record that has one."""
+        if record.exc_info and record.exc_info[1] is not None:
+            self._progress.fail(record.exc_info[1])
+
+
+def report_failures(pipe: str | None) -> None:
+    """From now on the gateway hears why this process fails to start, through the pipe."""
+    logging.getLogger("vllm").addHandler(FailureReports(ProgressWriter(pipe)))
 
 
 @asynccontextmanager

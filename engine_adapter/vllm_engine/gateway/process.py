@@ -149,10 +149,17 @@ class EngineProcess:
             raise arguments.refusal_of(error) from error
         if self._abandoned.is_set():
             return
+        # Its module imports vLLM, which takes seconds.
+        from engine_adapter.vllm_engine.executor import executor_class
+
         try:
             with _sigint_blocked(), placement.on_cores(cores):
-                self._llm = compat.AsyncLLM.from_vllm_config(
-                    vllm_config, stat_loggers=[self._metrics.stat_logger]
+                self._llm = compat.AsyncLLM(
+                    vllm_config,
+                    executor_class(vllm_config),
+                    log_stats=True,
+                    log_requests=False,
+                    stat_loggers=[self._metrics.stat_logger],
                 )
                 patch_admission(self._llm)
                 patch_token_texts()

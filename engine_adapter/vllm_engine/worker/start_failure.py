@@ -19,30 +19,6 @@ _NO_BLOCK_SIZE = "No common block size"
 log = logging.getLogger("vllm").getChild("specgate")
 
 
-class FailureReports(logging.Handler):
-    """Tells the gateway the exceptions that vLLM logs in this process while it starts.
-
-    After the start the pipe is gone, and nothing is written.
-
-    Args:
-        progress: to the gateway.
-    """
-
-    def __init__(self, progress: ProgressWriter) -> None:
-        super().__init__(logging.ERROR)
-        self._progress = progress
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Tells the exception of a record that has one."""
-        if record.exc_info and record.exc_info[1] is not None:
-            self._progress.fail(record.exc_info[1])
-
-
-def report_failures(progress: ProgressWriter) -> None:
-    """From now on the gateway hears why this process fails to start."""
-    logging.getLogger("vllm").addHandler(FailureReports(progress))
-
-
 def log_and_describe(subject: str, error: Exception) -> str:
     """Why something cannot work, in one line; the traceback is logged at the level debug."""
     log.debug("%s cannot work", subject, exc_info=error)

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.load_progress import ProgressWriter
+from engine_adapter.vllm_engine.load_progress import ProgressWriter, report_failures
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
 from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling
 from engine_adapter.vllm_engine.patches.batch_order import patch_batch_order
@@ -30,7 +30,6 @@ from engine_adapter.vllm_engine.worker.start_failure import (
     check_layout,
     fail_start_on_quantization,
     log_and_describe,
-    report_failures,
 )
 from engine_adapter.vllm_engine.worker.target_trial import try_picture, try_text
 
@@ -43,8 +42,7 @@ class WorkerHooks:
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         """Creates the worker as vLLM does. From here on the gateway hears why a rank fails."""
-        pipe = SpecgateConfig.from_vllm_config(vllm_config).progress_pipe
-        report_failures(ProgressWriter(pipe))
+        report_failures(SpecgateConfig.from_vllm_config(vllm_config).progress_pipe)
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

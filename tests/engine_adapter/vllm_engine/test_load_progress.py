@@ -1,6 +1,7 @@
 """Progress lines through the pipe: whole and in order; a writer never blocks or fails."""
 
 import asyncio
+import logging
 import os
 import stat
 import subprocess
@@ -11,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from engine_adapter.seam.errors import EngineConfigError, EngineStartError
-from engine_adapter.vllm_engine.load_progress import ProgressWriter, progress_pipe
+from engine_adapter.vllm_engine.load_progress import (
+    ProgressWriter,
+    progress_pipe,
+    report_failures,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -220,3 +225,23 @@ async def test_an_exception_that_a_start_survives_is_not_told() -> None:
     async with progress_pipe(lines.append) as pipe:
         ProgressWriter(pipe).fail(ValueError("it was tried again"))
     assert lines == []
+
+
+async def test_an_exception_that_vllm_logs_is_told() -> None:
+    vllm = logging.getLogger("vllm")
+    handlers = [*vllm.handlers]
+    log = logging.getLogger("vllm.v1.engine.core")
+
+    async def start() -> None:
+        async with progress_pipe(lambda line: None) as pipe:
+            report_failures(pipe)
+            log.error("a line without an exception")
+            log.warning("it continues", exc_info=KeyError("less than an error"))
+            log.error("EngineCore failed to start.", exc_info=ValueError("no such layer"))
+            raise EngineStartError("Failed core proc(s): {}")
+
+    try:
+        with pytest.raises(EngineStartError, match="did not start: ValueError: no such layer"):
+            await start()
+    finally:
+        vllm.handlers[:] = handlers

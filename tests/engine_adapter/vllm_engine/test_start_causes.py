@@ -86,3 +86,16 @@ async def test_a_target_whose_first_step_fails_is_never_ready(tmp_path: Path) ->
     assert "cannot run a step on this machine: RuntimeError: Unexpected head dim size, 32" in (
         caught.value.message
     )
+
+
+@pytest.mark.prove
+async def test_an_exception_of_the_core_is_told_with_several_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """EngineCore is then a process of its own, which finds that the KV cache is too small."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    with pytest.raises(EngineStartError) as caught:
+        await start([], tensor_parallel_size=2, kv_cache_memory_bytes=1 << 16)
+    assert str(caught.value).startswith(
+        "vLLM did not start: ValueError: No available memory for the cache blocks"
+    )

@@ -15,7 +15,6 @@ from engine_adapter.vllm_engine.worker.start_failure import (
     fail_start_on_block_size,
     fail_start_on_error,
     fail_start_on_quantization,
-    report_failures,
 )
 
 SPEC = ProposerSpec("small", "draft_model", 4, "/models/small")
@@ -23,14 +22,10 @@ PLAIN = ProposerSpec("words", "ngram", 4)
 
 
 class Progress:
-    """A `ProgressWriter` that keeps refusals and exceptions."""
+    """A `ProgressWriter` that keeps refusals."""
 
     def __init__(self) -> None:
         self.refused: list[tuple[str, str]] = []
-        self.failures: list[BaseException] = []
-
-    def fail(self, error: BaseException) -> None:
-        self.failures.append(error)
 
     def refuse(self, setting: str, message: str) -> None:
         self.refused.append((setting, message))
@@ -244,19 +239,3 @@ def test_a_layout_that_no_draft_was_run_with_ends_the_start(
     assert setting == "VLLM_KV_CACHE_LAYOUT"
     assert reason.startswith(begins)
     assert reason.endswith(ends)
-
-
-def test_an_exception_that_vllm_logs_is_told() -> None:
-    progress: Any = Progress()
-    vllm = logging.getLogger("vllm")
-    handlers = [*vllm.handlers]
-    error = ValueError("no such layer")
-    try:
-        report_failures(progress)
-        log = logging.getLogger("vllm.v1.engine.core")
-        log.error("EngineCore failed to start.", exc_info=error)
-        log.error("a line without an exception")
-        log.warning("it continues", exc_info=KeyError("less than an error"))
-    finally:
-        vllm.handlers[:] = handlers
-    assert progress.failures == [error]
