@@ -18,6 +18,7 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from demo.training.packing import IGNORED, Rows, Stream, Tokenized, pack
+from demo.training.precision import mixed_precision
 from demo.training.pretrain import ROW_TOKENS, SEED, new_model, optimizers, token_loss
 
 DRAFTS = ("draft", "draft-small")
@@ -39,7 +40,7 @@ class DraftTrainer:
 
     def logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Logits [rows, length, vocabulary] of int64 `inputs` [rows, length]."""
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision():
             return torch.as_tensor(self.model(input_ids=inputs, use_cache=False).logits)
 
     def step(self, loss: torch.Tensor) -> float:
@@ -99,7 +100,7 @@ def distil_drafts(
         rows = next(own) if step % SAMPLE_EVERY == 0 else next(corpus)
         inputs = torch.from_numpy(rows.inputs)
         wanted = torch.from_numpy(rows.labels) != IGNORED
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), mixed_precision():
             goal = target(input_ids=inputs, use_cache=False).logits[wanted].float().softmax(-1)
         losses = {
             name: trainer.step(divergence(goal, trainer.logits(inputs)[wanted]))

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from demo.tokenizer import BOS, EOS, encode, render_chat
 from demo.training.corpus import Piece
 from demo.training.documents import Chat, can_quote, can_request, free_chat, quoting_chat
+from demo.training.precision import mixed_precision
 
 MAX_TOKENS = 512
 BATCH = 16
@@ -77,7 +78,7 @@ def _score(model: LlamaForCausalLM, documents: Sequence[ScoredDocument]) -> tupl
         for row, doc in enumerate(part):
             ids[row, : len(doc.ids)] = torch.tensor(doc.ids)
             wanted[row, doc.start : len(doc.ids)] = True
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision():
             logits = model(input_ids=ids, use_cache=False).logits
         picked, gold = logits[:, :-1][wanted[:, 1:]].float(), ids[:, 1:][wanted[:, 1:]]
         loss += float(F.cross_entropy(picked, gold, reduction="sum"))

@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM
 
 from demo.training.architecture import llama_config
 from demo.training.packing import IGNORED, Rows, Stream
+from demo.training.precision import mixed_precision
 
 SEED = 7
 ROW_TOKENS, LONG_ROW_TOKENS = 512, 1024
@@ -142,7 +143,7 @@ def _schedule(stream: Stream, start: int, total: int) -> Iterator[tuple[int, Row
 def _step(model: LlamaForCausalLM, optims: list[torch.optim.Optimizer], rows: Rows) -> float:
     inputs, labels = torch.from_numpy(rows.inputs), torch.from_numpy(rows.labels)
     model.train()
-    with torch.autocast("cpu", torch.bfloat16):
+    with mixed_precision():
         logits = model(input_ids=inputs, use_cache=False).logits
     loss = token_loss(logits, labels)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from demo.training.packing import Tokenized
+from demo.training.precision import mixed_precision
 
 # EAGLE-3's auxiliary hidden states are the inputs of these layers of the target.
 AUX_LAYERS = (2, 4, 5)
@@ -116,7 +117,7 @@ def teacher_batch(
     for row, chat in enumerate(chats):
         ids[row, : len(chat.ids)] = torch.tensor(chat.ids)
         answer[row, max(1, chat.masked) - 1 : len(chat.ids) - 1] = True
-    with torch.autocast("cpu", torch.bfloat16):
+    with mixed_precision():
         out = target.model(ids[:, :length], use_cache=False, output_hidden_states=True)
         hidden = out.last_hidden_state.float()
         logits = target.lm_head(hidden[answer]).float()

@@ -20,6 +20,7 @@ from demo.training.heads.medusa import Medusa
 from demo.training.heads.mlp_speculator import MlpSpeculator
 from demo.training.heads.teacher import TeacherBatch, teacher_batch
 from demo.training.packing import Tokenized
+from demo.training.precision import mixed_precision
 from demo.training.pretrain import ADAM_RATE, MUON_RATE, SEED
 
 BATCH_TOKENS = 3072
@@ -102,7 +103,7 @@ class HeadTrainer:
         for group, base in zip(self._groups, self._bases, strict=True):
             group["lr"] = base * factor
         losses = []
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed_precision():
             for step, logits in enumerate(self.head(batch)):
                 losses.append(batch.loss(step, logits))
         total = sum(loss * CHAIN_SHARE**step for step, loss in enumerate(losses))
