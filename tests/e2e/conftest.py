@@ -1,10 +1,12 @@
-"""One real server for all end-to-end tests."""
+"""The real servers of end-to-end tests."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e.served import Served, documented_url
+from tests.engine_adapter.vllm_engine.support.multimodal_families import FAMILIES
+from tests.engine_adapter.vllm_engine.support.multimodal_models import write_multimodal
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +19,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     log = served.log.read_text(errors="replace")
     assert "Traceback" not in log, served.tail()
     assert "leaked" not in log, served.tail()
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A small LLaVA with random weights, which takes pictures."""
+    folder = tmp_path_factory.mktemp("pictures")
+    target = write_multimodal(FAMILIES["llava"], folder / "target")
+    flags = ("--proposer", "ngram", "--dtype", "float32", "--max-model-len", "1024")
+    served = Served.start_beside(folder / "server.log", target, *flags)
+    yield served
+    assert served.process.poll() is None, f"the server died:\n{served.tail()}"
+    assert served.stop() == 0, served.tail()
+    assert "Traceback" not in served.log.read_text(errors="replace"), served.tail()

@@ -1,11 +1,7 @@
-"""Hostile pictures on a real engine, with small requests beside them.
-
-The target is a small LLaVA with random weights.
-"""
+"""Hostile pictures on a real engine, with small requests beside them."""
 
 import asyncio
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +10,6 @@ from PIL import Image
 from server.images.decoding import MAX_PIXELS
 from tests.e2e.served import Served
 from tests.e2e.test_hostile_bodies import ERROR_BYTES, TRIES, trial
-from tests.engine_adapter.vllm_engine.support.multimodal_families import FAMILIES
-from tests.engine_adapter.vllm_engine.support.multimodal_models import write_multimodal
 from tests.server.pictures import animation, bomb, encoded, image_part
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
@@ -46,18 +40,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
     "loopback": ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a"}}], 400),
 }
 """Name -> the parts of the message, and the status of the answer."""
-
-
-@pytest.fixture(scope="module")
-def pictured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("pictures")
-    target = write_multimodal(FAMILIES["llava"], folder / "target")
-    flags = ("--proposer", "ngram", "--dtype", "float32", "--max-model-len", "1024")
-    served = Served.start_beside(folder / "server.log", target, *flags)
-    yield served
-    assert served.process.poll() is None, f"the server died:\n{served.tail()}"
-    assert served.stop() == 0, served.tail()
-    assert "Traceback" not in served.log.read_text(errors="replace"), served.tail()
 
 
 @pytest.mark.parametrize("name", CASES)
