@@ -1,4 +1,4 @@
-"""Qwen's multimodal models, whose pictures have positions in time, height and width."""
+"""Families whose pictures have positions in time, height and width: Qwen's and GLM's."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -129,6 +129,46 @@ def _qwen3_5(ids: Mapping[str, int]) -> Any:
     return Qwen3_5Config(vision_config=_qwen3_vision(), text_config=text, **_qwen_ids(ids))
 
 
+GLM_PICTURE = "<|begin_of_image|><|image|><|end_of_image|>"
+GLM = (
+    *("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
+    *("<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
+)
+"""Special tokens of GLM's models."""
+
+
+def _glm4v(ids: Mapping[str, int]) -> Any:
+    from transformers import Glm4vConfig
+
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "out_hidden_size": TEXT["hidden_size"],
+        "intermediate_size": 96,
+        "num_heads": 2,
+        "image_size": 56,
+        "patch_size": 14,
+    }
+    half = {**MROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
+    return Glm4vConfig(
+        vision_config=vision,
+        text_config={**TEXT, "rope_parameters": half, "model_type": "glm4v_text"},
+        image_token_id=ids["<|image|>"],
+        image_start_token_id=ids["<|begin_of_image|>"],
+        image_end_token_id=ids["<|end_of_image|>"],
+        video_token_id=ids["<|video|>"],
+        video_start_token_id=ids["<|begin_of_video|>"],
+        video_end_token_id=ids["<|end_of_video|>"],
+    )
+
+
+def _glm4v_processor(tokenizer: Any) -> Any:
+    from transformers import Glm4vImageProcessor, Glm4vProcessor, Glm4vVideoProcessor
+
+    size = {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}
+    return Glm4vProcessor(Glm4vImageProcessor(size=size), tokenizer, Glm4vVideoProcessor(size=size))
+
+
 FAMILIES = {
     "qwen2_vl": Family("qwen2_vl", QWEN_PICTURE, QWEN, _qwen2_vl, _qwen2_vl_processor),
     "qwen2_5_vl": Family("qwen2_5_vl", QWEN_PICTURE, QWEN, _qwen2_5_vl, _qwen2_5_vl_processor),
@@ -141,5 +181,6 @@ FAMILIES = {
         _qwen3_vl_processor,
         mtp=replace(TARGETS["qwen3_5"], block="model.language_model.layers.1."),
     ),
+    "glm4v": Family("glm4v", GLM_PICTURE, GLM, _glm4v, _glm4v_processor),
 }
 """By name."""

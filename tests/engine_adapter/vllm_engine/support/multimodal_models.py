@@ -52,8 +52,13 @@ class Family:
     has_assistant: bool = False
 
 
-def picture(seed: int, width: int = 56, height: int = 56) -> Image.Image:
-    """A picture of random pixels."""
+SIZES = (56, 56), (56, 112), (112, 56)
+"""Width and height of pictures. Models that cut pictures read the first as one tile."""
+
+
+def picture(seed: int) -> Image.Image:
+    """A picture of random pixels; seeds that have the same remainder by 3 have the same size."""
+    width, height = SIZES[seed % len(SIZES)]
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
