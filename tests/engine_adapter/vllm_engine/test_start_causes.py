@@ -69,7 +69,7 @@ async def test_the_exception_of_a_failed_load_is_in_the_error(tmp_path: Path) ->
 async def test_memory_that_is_not_free_is_told_with_vllms_flag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a CPU only without a size of the KV cache. vLLM 0.32 finds it before it loads the model."""
+    """On a CPU without a size of the KV cache. vLLM 0.32 finds it before it loads the model."""
     monkeypatch.setattr(arguments, "CPU_KV_CACHE_BYTES", None)
     with pytest.raises(EngineStartError) as caught:
         await start([], gpu_memory_utilization=0.999)
