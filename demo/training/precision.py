@@ -6,7 +6,7 @@ import torch
 def mixed_precision() -> torch.autocast:
     """Matrix products in bfloat16, on a CPU that has instructions for them; else in float32.
 
-    Without them torch computes a product in bfloat16 several times slower than in float32.
+    Without them torch computes a product in bfloat16 many times slower than in float32.
     """
     capabilities = torch.cpu.get_capabilities()
     has_bfloat16 = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")

@@ -149,10 +149,10 @@ class EngineProcess:
             raise arguments.refusal_of(error) from error
         if self._abandoned.is_set():
             return
-        # Its module imports vLLM, which takes seconds.
-        from engine_adapter.vllm_engine.executor import executor_class
-
         try:
+            # Its module imports vLLM, which takes seconds.
+            from engine_adapter.vllm_engine.executor import executor_class
+
             with _sigint_blocked(), placement.on_cores(cores):
                 self._llm = compat.AsyncLLM(
                     vllm_config,
