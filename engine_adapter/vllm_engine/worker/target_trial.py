@@ -15,7 +15,7 @@ _TEXT_TOKENS = 8
 """The tokens of the step that reads text: one of them is decoded."""
 
 _SIDE = 64
-"""Both sides of the picture, in pixels. Models that cut pictures into tiles read it as one."""
+"""Both sides of the picture, in pixels: small, since on a CPU a large one takes long."""
 
 
 def try_text(worker: Any) -> None:

@@ -14,12 +14,11 @@ pytestmark = pytest.mark.needs_vllm
 def test_only_several_processes_get_another_executor_than_vllms() -> None:
     from engine_adapter.vllm_engine.executor import ReportingExecutor, executor_class
 
-    def chosen(backend: str) -> type:
-        config: Any = SimpleNamespace(distributed_executor_backend=backend)
-        return executor_class(SimpleNamespace(parallel_config=config))
+    def config(backend: str) -> Any:
+        return SimpleNamespace(
+            parallel_config=SimpleNamespace(distributed_executor_backend=backend)
+        )
 
-    assert chosen("mp") is ReportingExecutor
-    assert chosen("uni") is compat.Executor.get_class(
-        SimpleNamespace(parallel_config=SimpleNamespace(distributed_executor_backend="uni"))
-    )
+    assert executor_class(config("mp")) is ReportingExecutor
+    assert executor_class(config("uni")) is compat.Executor.get_class(config("uni"))
     assert pickle.loads(pickle.dumps(ReportingExecutor)) is ReportingExecutor

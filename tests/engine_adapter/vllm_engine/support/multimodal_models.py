@@ -53,7 +53,7 @@ class Family:
 
 
 SIZES = (56, 56), (56, 112), (112, 56)
-"""Width and height of pictures. Models that cut pictures read the first as one tile."""
+"""Width and height of pictures. InternVL and Llama 4 read the first as one tile."""
 
 
 def picture(seed: int) -> Image.Image:
