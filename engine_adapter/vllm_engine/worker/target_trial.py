@@ -14,8 +14,8 @@ from engine_adapter.vllm_engine import compat
 _TEXT_TOKENS = 8
 """The tokens of the step that reads text: one of them is decoded."""
 
-_SIDE = 64
-"""Both sides of the picture, in pixels: small, since on a CPU a large one takes long."""
+_SIDE = 32
+"""Both sides of the picture, in pixels: one tile for models that cut pictures, and quickly read."""
 
 
 def try_text(worker: Any) -> None:
