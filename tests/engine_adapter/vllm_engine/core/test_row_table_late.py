@@ -5,10 +5,12 @@ them.
 """
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from engine_adapter.policies.contract import DraftTime, StepPlan
+from engine_adapter.vllm_engine.core import row_table
 from engine_adapter.vllm_engine.wire import DraftReport
 from tests.engine_adapter.vllm_engine.support.row_steps import (
     DRAFT,
@@ -100,7 +102,8 @@ def test_the_work_of_drafting_is_learned_with_the_notes_of_its_own_plan() -> Non
 
 def test_a_step_begins_when_the_one_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((10.0, 10.1, 11.0, 11.4))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    clocks = SimpleNamespace(perf_counter=lambda: next(clock), monotonic=time.monotonic)
+    monkeypatch.setattr(row_table, "time", clocks)
     rows, used = rows_of(BOTH, BOTH)
     rows.plan("r")
     rows.plan("r", verified=("r",))

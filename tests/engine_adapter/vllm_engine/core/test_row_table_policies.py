@@ -1,12 +1,14 @@
 """Rows under policies: what the planner learns of each draft, and what stays right around it."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from engine_adapter.policies.contract import DraftOutcome, DraftTime, StepPlan
 from engine_adapter.seam.counts import ProposerCounts, StepKind
 from engine_adapter.seam.types import NONE, PLAIN, SpecMethod
+from engine_adapter.vllm_engine.core import row_table
 from engine_adapter.vllm_engine.wire import DraftReport
 from tests.engine_adapter.vllm_engine.support.row_steps import (
     DRAFT,
@@ -132,7 +134,8 @@ def test_shadows_of_requests_that_ended_are_ignored() -> None:
 
 def test_the_end_of_a_step_gives_the_planner_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((99.0, 99.5, 100.0, 100.5))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    clocks = SimpleNamespace(perf_counter=lambda: next(clock), monotonic=time.monotonic)
+    monkeypatch.setattr(row_table, "time", clocks)
     rows, used = scripted(BOTH)
     rows.step(r=(0, 0))
     rows.requests["r"] = request()
@@ -227,7 +230,8 @@ def test_pinned_rows_of_policies_and_proposers_share_a_step() -> None:
 
 def test_the_evidence_leaves_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clocks = SimpleNamespace(perf_counter=time.perf_counter, monotonic=lambda: now)
+    monkeypatch.setattr(row_table, "time", clocks)
     rows = RowSteps()
     rows.admit("r", AUTO)
     sent = []
