@@ -1,12 +1,19 @@
 """The `specgate` command."""
 
 import argparse
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from server import __version__
 from server.commands import INTERRUPTED
+
+# A pass of the garbage collector stops every stream, and finds only what lives: a stream has some
+# 300 objects, and a request leaves no cycles behind. With Python's own 700 there are ten passes a
+# second under load, and a quarter of the time in which vLLM is imported goes into them. It is set
+# here for the engine's process too, which imports its parent's main module before all else.
+gc.set_threshold(100_000, 5, 5)
 
 COMMANDS = {
     "serve": "serve a model over OpenAI's API; `specgate serve --help` lists its flags",

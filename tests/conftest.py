@@ -2,11 +2,13 @@
 
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
+import server.cli
 from tests import markers
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,6 +18,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The demo models are so small that a second thread costs more than it brings, also to an engine
 # that runs alone: two engine test files took 90 s with two threads and 63 s with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The engine's process first imports the main module of the process that starts it: as in a server,
+# that is the command's.
+main_module = sys.modules["__main__"]
+main_module.__spec__, main_module.__file__ = None, server.cli.__file__
 
 
 @pytest.hookimpl(wrapper=True)

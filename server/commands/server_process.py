@@ -32,13 +32,6 @@ from server.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
-COLLECTOR_THRESHOLDS = (100_000, 5, 5)
-"""For `gc.set_threshold`: how many objects more than at its last pass start the collector.
-
-A pass stops all streams, and finds only what lives: each stream has some 300 objects, and a
-request leaves no cycles behind. With Python's own 700 there are ten passes a second under load.
-"""
-
 
 class ServerProcess:
     """One run of the server, from loading the engine to the exit status."""
@@ -108,10 +101,9 @@ class ServerProcess:
         )
 
     def _ready(self, info: EngineInfo) -> None:
-        # What exists now stays: the collector need not stop every request to look at it again.
-        gc.collect()
+        # What exists now stays: the collector need not stop every request to look at it again. The
+        # garbage among it, 200 objects, is not worth the second that a collection takes.
         gc.freeze()
-        gc.set_threshold(*COLLECTOR_THRESHOLDS)
         self._display.ready(info, self._listener.getsockname()[1])
 
     def _failed(self, error: Exception) -> None:

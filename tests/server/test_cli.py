@@ -1,6 +1,8 @@
 """The command as a user runs it: a process with a terminal, a port, signals and a status."""
 
+import gc
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -320,3 +322,11 @@ def test_an_unknown_command_is_refused(argv: list[str]) -> None:
     result = run(*argv)
     assert result.returncode == 2
     assert result.stderr
+
+
+def test_the_processes_that_it_starts_seldom_collect_garbage() -> None:
+    """As the engine's: the tests' processes start theirs with the command's module."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        threshold = pool.apply(gc.get_threshold)[0]
+    assert threshold == gc.get_threshold()[0]
+    assert threshold > 100 * 300, "a hundred streams, each of some 300 objects, start no pass"

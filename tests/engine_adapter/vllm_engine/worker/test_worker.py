@@ -1,0 +1,43 @@
+"""What is ours of a worker's start, on a worker that loads nothing."""
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_adapter.vllm_engine.load_progress import ProgressWriter
+
+pytestmark = pytest.mark.needs_vllm
+
+
+def test_a_collection_while_a_model_is_read_skips_what_was_made_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from engine_adapter.vllm_engine.worker import worker
+
+    made_before, searched = ["an object"], []
+
+    class Loading:
+        def load_model(self) -> None:
+            made = ["an object"]
+            objects = gc.get_objects()
+            searched.extend(any(o is x for x in objects) for o in (made_before, made))
+
+    class Worker(worker.WorkerHooks, Loading):
+        _progress = ProgressWriter(None)
+        vllm_config: Any = SimpleNamespace(
+            model_config=SimpleNamespace(
+                model="m", quantization=None, is_hybrid=False, is_multimodal_model=False
+            ),
+            lora_config=None,
+        )
+
+        def __init__(self) -> None:
+            pass
+
+    # They are for the whole process.
+    monkeypatch.setattr(worker, "exit_with_parent", lambda: None)
+    monkeypatch.setattr(worker, "patch_rotary_embedding", lambda: None)
+    Worker().load_model()
+    assert searched == [False, True]
