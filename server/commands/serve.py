@@ -1,5 +1,6 @@
 """`specgate serve`: the checks before anything loads; `server_process` does the rest."""
 
+import atexit
 import errno
 import os
 import resource
@@ -11,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from engine_adapter.seam.process_end import skip_last_collection
 from server.batches.folder import Folder, open_folder
 from server.commands import BAD_SETTING, print_error
 from server.commands.certificate import load_certificate
@@ -54,6 +56,7 @@ def serve(argv: Sequence[str]) -> int:
             log.warning("unknown_variable", detail=line)
         display = StartupDisplay(loaded_settings)
         display.stage("Loading libraries")
+        atexit.register(skip_last_collection)
         # Imports transformers, which takes seconds: an invalid setting must be reported before.
         from server.commands.server_process import ServerProcess
 

@@ -81,7 +81,6 @@ class ServerProcess:
             self._server.run(sockets=[self._listener])
         finally:
             self._display.close()
-            gc.unfreeze()  # libraries report what is not collected at exit as leaks
         return self._status
 
     def _config(self, app: FastAPI, connections: Connections) -> uvicorn.Config:

@@ -5,15 +5,14 @@ takes its own, so that their sum over all proposers is vLLM's count.
 """
 
 import atexit
-import gc
 import multiprocessing
-import os
 from collections.abc import Iterable
 from typing import Any
 
 from engine_adapter.policies.contract import RequestClass
 from engine_adapter.policies.planner import Planner
 from engine_adapter.seam.counts import StepKind
+from engine_adapter.seam.process_end import skip_last_collection
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.compiled_grammars import process_store
 from engine_adapter.vllm_engine.core.constrained import (
@@ -34,9 +33,6 @@ from engine_adapter.vllm_engine.patches.grammars import patch_grammar_compiler
 from engine_adapter.vllm_engine.patches.log_filters import silence_rejected_tokens
 from engine_adapter.vllm_engine.patches.triton_check import patch_triton_check
 from engine_adapter.vllm_engine.wire import FAILURE, SpecgateConfig, from_extra_args, without_kv
-
-STDERR = 2
-"""The file descriptor."""
 
 
 class SchedulerHooks:
@@ -170,7 +166,8 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         exit_with_parent()
-        atexit.register(_skip_last_collection)
+        if multiprocessing.parent_process() is not None:
+            atexit.register(skip_last_collection)
         patch_engine_core()
         patch_triton_check()
         patch_fatal_dump()
@@ -283,16 +280,3 @@ def step_size(scheduler_output: Any, num_drafts: int) -> StepSize:
     if scheduler_output.scheduled_new_reqs or tokens > rows:
         kind = StepKind.PREFILL
     return StepSize(kind, rows, tokens + num_drafts, num_drafts)
-
-
-def _skip_last_collection() -> None:
-    """Called when the engine's process has ended its work.
-
-    The last collection of an interpreter walks the whole model and frees nothing that the end of
-    the process does not free: a stop would take two seconds longer. Without it Triton's library
-    reports all of its types and functions as leaks, in 28 lines, so the process writes nothing
-    more. An error of the interpreter's end shows in the exit status only.
-    """
-    gc.freeze()
-    if multiprocessing.parent_process() is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
