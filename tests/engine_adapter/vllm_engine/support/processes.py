@@ -12,7 +12,7 @@ from multiprocessing import forkserver, get_context, reduction
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
-_PRELOADED = ["tests.engine_adapter.vllm_engine.support.imported_vllm"]
+_PRELOADED = ["__main__", "tests.engine_adapter.vllm_engine.support.imported_vllm"]
 
 
 def vllm_process(initializer: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
