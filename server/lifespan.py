@@ -168,7 +168,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         audit=audit,
         info=info,
         renderer=await _load_renderer(settings, info),
-        images=ImagePrompts(engine, info.images),
+        images=ImagePrompts(engine, info.images, metrics.images),
         admission=admission,
         switcher=switcher,
         router=router,

@@ -5,6 +5,9 @@ import binascii
 
 from server.errors import InvalidField
 
+INVALID_URL = "invalid_image_url"
+"""The code of errors about a picture's URL, or what is behind it."""
+
 SCHEME = "data:"
 
 
@@ -13,9 +16,9 @@ def read_data_url(url: str, param: str) -> bytes:
     header, comma, data = url.partition(",")
     if not comma or not header.endswith(";base64"):
         message = f"{param}: a data URL must be data:image/...;base64, and the picture's base64."
-        raise InvalidField(param, message, "invalid_image_url")
+        raise InvalidField(param, message, INVALID_URL)
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
         message = f"{param}: the data URL is not base64: {error}."
-        raise InvalidField(param, message, "invalid_image_url") from error
+        raise InvalidField(param, message, INVALID_URL) from error

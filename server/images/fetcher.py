@@ -16,6 +16,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from server.errors import InvalidField
+from server.images.data_urls import INVALID_URL
 
 MAX_BYTES = 20 * 2**20
 """The most bytes of a fetched picture."""
@@ -131,4 +132,4 @@ async def _body(response: httpx.Response, param: str) -> bytes:
 
 def _refusal(param: str, reason: str) -> InvalidField:
     message = f"{param}: the picture cannot be fetched: {reason}."
-    return InvalidField(param, message, "invalid_image_url")
+    return InvalidField(param, message, INVALID_URL)

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine_adapter.seam.errors import InvalidRequest
 from engine_adapter.seam.images import ImagePrompt, ImageSupport
 from engine_adapter.seam.interface import Engine
 from server.errors import InvalidField
-from server.images.data_urls import SCHEME, read_data_url
+from server.images.data_urls import INVALID_URL, SCHEME, read_data_url
 from server.images.decoding import MAX_PIXELS, decode
 from server.images.fetcher import ImageFetcher
+from server.telemetry.image_metrics import ImageMetrics, ImageOutcome, ImageStage
 
 MAX_REQUESTS = 2
 """Requests whose pictures are decoded and processed at a time."""
@@ -41,10 +43,11 @@ class ImagePrompts:
     Args:
         engine: renders them.
         support: what the target takes; `None` if it takes no pictures.
+        metrics: counts them.
     """
 
-    def __init__(self, engine: Engine, support: ImageSupport | None) -> None:
-        self._engine, self._support = engine, support
+    def __init__(self, engine: Engine, support: ImageSupport | None, metrics: ImageMetrics) -> None:
+        self._engine, self._support, self._metrics = engine, support, metrics
         self._fetcher = ImageFetcher(() if support is None else support.allowed_domains)
         self._places = asyncio.Semaphore(MAX_REQUESTS)
 
@@ -70,15 +73,32 @@ class ImagePrompts:
             InvalidField: a picture cannot be had, read or processed; it names the picture's field.
             InvalidRequest: the target's processor refuses them.
         """
+        try:
+            prompt = await self._rendered(token_ids, urls)
+        except (InvalidField, InvalidRequest) as error:
+            fetched = error.code != INVALID_URL
+            self._metrics.count(ImageOutcome.UNUSABLE if fetched else ImageOutcome.NOT_FETCHED)
+            raise
+        self._metrics.count(ImageOutcome.READ, len(urls))
+        self._metrics.count_tokens(len(prompt.token_ids) - len(token_ids))
+        return prompt
+
+    async def _rendered(self, token_ids: Sequence[int], urls: Sequence[ImageUrl]) -> ImagePrompt:
         contents = [await self._content(source) for source in urls]
-        async with self._places:
-            images = await self._decoded(contents, urls)
-            return await self._engine.render_images(token_ids, images, urls[0].param)
+        with self._metrics.timed(ImageStage.WAIT):
+            await self._places.acquire()
+        try:
+            with self._metrics.timed(ImageStage.PROCESS):
+                images = await self._decoded(contents, urls)
+                return await self._engine.render_images(token_ids, images, urls[0].param)
+        finally:
+            self._places.release()
 
     async def _content(self, source: ImageUrl) -> bytes:
         if source.url[: len(SCHEME)].lower() == SCHEME:
             return read_data_url(source.url, source.param)
-        return await self._fetcher.fetch(source.url, source.param)
+        with self._metrics.timed(ImageStage.FETCH):
+            return await self._fetcher.fetch(source.url, source.param)
 
     async def _decoded(self, contents: Sequence[bytes], urls: Sequence[ImageUrl]) -> list[Any]:
         images: list[Any] = []

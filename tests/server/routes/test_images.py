@@ -139,3 +139,53 @@ async def test_pictures_that_fill_the_context_are_refused(pictured: Gateway) -> 
     response = await pictured.chat([image_part(encoded(1400, 1400))])
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+
+
+def counted(gateway: Gateway) -> dict[str, float | None]:
+    return {
+        outcome: gateway.sample("specgate_images_total", outcome=outcome)
+        for outcome in ("read", "not_fetched", "unusable")
+    }
+
+
+def added_tokens(gateway: Gateway) -> float:
+    tokens = gateway.sample("specgate_image_tokens_total")
+    assert tokens is not None
+    return tokens
+
+
+async def test_pictures_their_tokens_and_their_time_are_counted(pictured: Gateway) -> None:
+    assert counted(pictured) == {"read": 0, "not_fetched": 0, "unusable": 0}
+    await prompt_tokens(pictured, [TEXT, image_part(), image_part()])
+    of_two_small = added_tokens(pictured)
+    await prompt_tokens(pictured, [TEXT, image_part(), image_part(encoded(280, 140))])
+    of_small_and_large = added_tokens(pictured) - of_two_small
+    assert of_two_small > 0
+    assert of_small_and_large - of_two_small == 10 * 5 - 2 * 2
+    assert counted(pictured) == {"read": 4, "not_fetched": 0, "unusable": 0}
+    for stage, count in {"fetch": 0, "wait": 2, "process": 2}.items():
+        assert pictured.sample("specgate_image_seconds_count", stage=stage) == count
+
+
+@pytest.mark.parametrize(
+    ("part", "outcome"),
+    [
+        (image_part(b"<svg/>"), "unusable"),
+        ({"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}, "not_fetched"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,*"}}, "not_fetched"),
+    ],
+    ids=["svg", "loopback", "base64"],
+)
+async def test_a_picture_that_is_not_used_is_counted_once(
+    pictured: Gateway, part: Any, outcome: str
+) -> None:
+    response = await pictured.chat([TEXT, image_part(), part])
+    assert response.status_code == 400
+    assert counted(pictured) == {"read": 0, "not_fetched": 0, "unusable": 0, outcome: 1}
+
+
+async def test_pictures_that_were_prepared_leave_their_place(pictured: Gateway) -> None:
+    """Broken ones too: else the third request would wait for ever."""
+    for _ in range(3):
+        assert (await pictured.chat([TEXT, image_part(b"<svg/>")])).status_code == 400
+    assert await prompt_tokens(pictured, [TEXT, image_part()])
