@@ -80,6 +80,7 @@ NAMES = {
     "GPUWorker": "vllm.v1.worker.gpu_worker:Worker",
     "GPUModelRunner": "vllm.v1.worker.gpu.model_runner",
     "MemorySnapshot": "vllm.utils.mem_utils",
+    "model_registry": "vllm.model_executor.models.registry:",
     # What a draft model's loading and its forward pass need.
     "CudagraphDispatcher": "vllm.v1.cudagraph_dispatcher",
     "CudaGraphManager": "vllm.v1.worker.gpu.cudagraph_utils",

@@ -205,6 +205,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "GPUModelRunner": _RUNNER_ATTRIBUTES,
     "AttentionLayerBase": ("kv_cache",),
     "dump_input": ("prepare_object_to_dump",),
+    "model_registry": ("_run_in_subprocess",),
     "parallel_state": ("_EP", "_TP", "graph_capture"),
     "vllm.distributed.parallel_state:GroupCoordinator": ("broadcast",),
     "speculative": ("SpeculativeConfig",),
@@ -260,6 +261,8 @@ PATCHES = {
     "triton_check.patch_triton_check": "vllm_config.HAS_TRITON, on CPU with model runner V2",
     "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",
     "ray_on_cpu.patch_ray_worker": "ray_executor_v2.RayWorkerProc, while its actors are made",
+    "model_inspection.patch_model_inspection": "model_registry._run_in_subprocess, in the gateway "
+    "on CPU and in workers",
     "module_names.patch_cpu_runner": "v2_cpu_model_runner.CPUModelRunner, while the worker creates "
     "it",
     "module_names.patch_graph_manager": "v2_model_runner.ModelCudaGraphManager, while a runner "
@@ -277,6 +280,7 @@ PATCHED_CODE = (
     "vllm.config.speculative:SpeculativeConfig.__post_init__",
     "vllm.distributed.parallel_state:get_ep_group",
     "vllm.distributed.parallel_state:get_tp_group",
+    "vllm.model_executor.models.registry:_LazyRegisteredModel.inspect_model_cls",
     "vllm.platforms.interface:Platform.ray_device_key",
     "vllm.v1.engine.core:EngineCore.preprocess_add_request",
     "vllm.v1.engine.core:EngineCoreProc._handle_client_request",

@@ -16,6 +16,7 @@ from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import model_runner, placement, ray_backend
 from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduling
+from engine_adapter.vllm_engine.patches.model_inspection import patch_model_inspection
 from engine_adapter.vllm_engine.patches.triton_check import patch_triton_check
 from engine_adapter.vllm_engine.wire import SpecgateConfig
 
@@ -185,6 +186,8 @@ def engine_config(args: Any) -> Any:
     Raises:
         EngineConfigError: an argument says otherwise.
     """
+    if compat.current_platform.is_cpu():
+        patch_model_inspection()
     caching = args.enable_prefix_caching
     config = args.create_engine_config()
     _check_end_of_reasoning(config.reasoning_config)

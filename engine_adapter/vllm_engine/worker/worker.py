@@ -14,6 +14,7 @@ from engine_adapter.vllm_engine.patches.async_on_cpu import patch_async_scheduli
 from engine_adapter.vllm_engine.patches.batch_order import patch_batch_order
 from engine_adapter.vllm_engine.patches.linear_input import patch_linear_input
 from engine_adapter.vllm_engine.patches.lora_cpu import patch_lora_masking
+from engine_adapter.vllm_engine.patches.model_inspection import patch_model_inspection
 from engine_adapter.vllm_engine.patches.module_names import patch_cpu_runner
 from engine_adapter.vllm_engine.patches.recurrent_layers import patch_recurrent_layers
 from engine_adapter.vllm_engine.patches.rotary_embedding import patch_rotary_embedding
@@ -52,6 +53,7 @@ class WorkerHooks:
         # vLLM collects garbage thrice for each model that it reads: 0.7 s each, if it looks at all
         # that the libraries have made.
         gc.freeze()
+        patch_model_inspection()
         if compat.current_platform.is_cpu():
             patch_rotary_embedding()
             if self.vllm_config.model_config.is_multimodal_model:

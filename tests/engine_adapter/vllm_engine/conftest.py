@@ -18,6 +18,7 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.factory import create_engine
 from engine_adapter.vllm_engine.gateway import arguments
+from engine_adapter.vllm_engine.patches.model_inspection import patch_model_inspection
 from tests.engine_adapter.vllm_engine.support.dispatch_harness import DispatchHarness
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, Recorder, Stock, start_stock
 from tests.engine_adapter.vllm_engine.support.processes import fork_engines
@@ -129,13 +130,11 @@ def child_processes() -> set[psutil.Process]:
 def models_are_inspected_here(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM inspects a model's class in a new process, which imports vLLM: some seconds for each.
-
-    It does so because the import could initialize CUDA, which is no matter here.
-    """
+    """Also in tests without an engine, which make configurations of models."""
     if request.node.get_closest_marker("needs_vllm"):
         registry = import_module("vllm.model_executor.models.registry")
-        monkeypatch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
+        monkeypatch.setattr(registry, "_run_in_subprocess", registry._run_in_subprocess)
+        patch_model_inspection()
 
 
 THINKING = {"reasoning_start_str": "<|assistant|>", "reasoning_end_str": "<|system|>"}

@@ -36,8 +36,8 @@ def test_a_collection_while_a_model_is_read_skips_what_was_made_before(
         def __init__(self) -> None:
             pass
 
-    # They are for the whole process.
-    monkeypatch.setattr(worker, "exit_with_parent", lambda: None)
-    monkeypatch.setattr(worker, "patch_rotary_embedding", lambda: None)
+    of_whole_process = ("exit_with_parent", "patch_model_inspection", "patch_rotary_embedding")
+    for name in of_whole_process:
+        monkeypatch.setattr(worker, name, lambda: None)
     Worker().load_model()
     assert searched == [False, True]
