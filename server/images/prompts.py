@@ -76,8 +76,8 @@ class ImagePrompts:
         try:
             prompt = await self._rendered(token_ids, urls)
         except (InvalidField, InvalidRequest) as error:
-            fetched = error.code != INVALID_URL
-            self._metrics.count(ImageOutcome.UNUSABLE if fetched else ImageOutcome.NOT_FETCHED)
+            is_unusable = error.code != INVALID_URL
+            self._metrics.count(ImageOutcome.UNUSABLE if is_unusable else ImageOutcome.NOT_FETCHED)
             raise
         self._metrics.count(ImageOutcome.READ, len(urls))
         self._metrics.count_tokens(len(prompt.token_ids) - len(token_ids))
