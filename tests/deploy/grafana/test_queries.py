@@ -24,6 +24,7 @@ from tests.deploy.grafana.prometheus_process import (
 from tests.deploy.grafana.queries import FOLDER, NAMES
 from tests.e2e.served import PROPOSERS, Served, wait_until
 from tests.e2e.traffic import chat, clients, stream
+from tests.server.pictures import image_part
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -35,6 +36,7 @@ FAKE = {
     "fake_verify_token_ms": 0.05,
     "fake_acceptance": {"ngram": 0.5, "suffix": 0.6, "draft": 0.8, "medusa": 0.4, "eagle": 0.75},
     "num_gpu_blocks_override": 128,
+    "fake_images": 1,
     "fake_fail_prompt": "FAIL",
 }
 BEFORE_S, AFTER_S = 70, 40
@@ -102,6 +104,12 @@ async def load_fakes(prometheus: Prometheus, servers: list[Served]) -> Scraped:
                 response = await client.post("/v1/completions", json=body)
                 assert response.status_code == 500, response.text
 
+    async def look() -> None:
+        for served in servers:
+            async with clients(served.url) as client:
+                body = chat(0, messages=[{"role": "user", "content": [image_part()]}])
+                await stream(client, body)
+
     async with asyncio.TaskGroup() as group:
         second = group.create_task(loads[1].run(11))
 
@@ -109,7 +117,7 @@ async def load_fakes(prometheus: Prometheus, servers: list[Served]) -> Scraped:
             await second
             await asyncio.to_thread(end, servers[1])
 
-        group.create_task(loads[0].run(17, [(4, fail), (8, fail), (13, die)]))
+        group.create_task(loads[0].run(17, [(4, fail), (6, look), (8, fail), (13, die)]))
     return Scraped(prometheus, Span(began, time.time()))
 
 

@@ -18,6 +18,7 @@ HOOKS_OF_OURS = {
     "log_filters.silence_engine_death",
     "log_filters.silence_parser_lines",
     "log_filters.silence_rejected_tokens",
+    "model_inspection.patch_model_inspection",
     "module_names.patch_cpu_runner",
     "module_names.patch_graph_manager",
     "async_on_cpu.patch_async_scheduling",
