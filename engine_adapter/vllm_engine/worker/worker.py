@@ -50,8 +50,8 @@ class WorkerHooks:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Loads as vLLM does, with progress lines. The process then exits with its parent."""
         exit_with_parent()
-        # vLLM collects garbage thrice for each model that it reads: 0.7 s each, if it looks at all
-        # that the libraries have made.
+        # vLLM collects garbage twice for each model that it reads, and three times for all: 0.7 s
+        # each, if the collector looks at all that the libraries have made.
         gc.freeze()
         patch_model_inspection()
         if compat.current_platform.is_cpu():

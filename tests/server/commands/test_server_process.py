@@ -1,6 +1,5 @@
 """One run of the server, without a server."""
 
-import gc
 import socket
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from server.commands import BAD_SETTING
 from server.commands.server_process import ServerProcess, print_start_error
 from server.control.admin.audit import Audit
 from server.settings import Settings
+from tests.garbage import is_searched
 
 
 class Display:
@@ -21,18 +21,13 @@ class Display:
         self.port = port
 
 
-def is_searched(made: object) -> bool:
-    """Whether the garbage collector looks at an object."""
-    return any(made is searched for searched in gc.get_objects())
-
-
 def test_what_the_start_has_made_is_not_collected_again() -> None:
-    display, made = Display(), ["an object"]
-    assert is_searched(made)
+    display, item = Display(), ["an object"]
+    assert is_searched(item)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         process = ServerProcess(Settings(engine="fake"), listener, cast(Any, display), Audit(), 10)
         process._ready(cast(Any, None))
-        assert not is_searched(made)
+        assert not is_searched(item)
         assert display.port == listener.getsockname()[1]
 
 

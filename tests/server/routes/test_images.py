@@ -42,8 +42,11 @@ async def test_tokenize_counts_as_the_chat_does(pictured: Gateway) -> None:
 
 
 async def test_the_text_of_a_placeholder_is_text(pictured: Gateway) -> None:
-    await prompt_tokens(pictured, [{"type": "text", "text": "<|pad|>"}, image_part()])
-    await prompt_tokens(pictured, "<|pad|>")
+    written = {"type": "text", "text": "<|pad|>"}
+    of_picture = await prompt_tokens(pictured, [TEXT, image_part()])
+    of_picture -= await prompt_tokens(pictured, [TEXT])
+    with_picture = await prompt_tokens(pictured, [written, image_part()])
+    assert with_picture == await prompt_tokens(pictured, [written]) + of_picture
 
 
 async def test_responses_and_messages_take_pictures(pictured: Gateway) -> None:

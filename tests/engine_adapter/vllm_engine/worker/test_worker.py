@@ -1,12 +1,12 @@
 """What is ours of a worker's start, on a worker that loads nothing."""
 
-import gc
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine_adapter.vllm_engine.load_progress import ProgressWriter
+from tests.garbage import is_searched
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -16,13 +16,12 @@ def test_a_collection_while_a_model_is_read_skips_what_was_made_before(
 ) -> None:
     from engine_adapter.vllm_engine.worker import worker
 
-    made_before, searched = ["an object"], []
+    old_item, searched = ["an object"], []
 
     class Loading:
         def load_model(self) -> None:
-            made = ["an object"]
-            objects = gc.get_objects()
-            searched.extend(any(o is x for x in objects) for o in (made_before, made))
+            new_item = ["an object"]
+            searched.extend(map(is_searched, (old_item, new_item)))
 
     class Worker(worker.WorkerHooks, Loading):
         _progress = ProgressWriter(None)
