@@ -11,7 +11,7 @@ from server.commands import INTERRUPTED
 
 # A pass of the garbage collector stops every stream, and finds only what lives: a stream has some
 # 300 objects, and a request leaves no cycles behind. With Python's own 700 there are ten passes a
-# second under load, and a quarter of the time in which vLLM is imported goes into them. It is set
+# second under load, and a sixth of the time in which vLLM is imported goes into them. It is set
 # here for the engine's process too, which imports its parent's main module before all else.
 gc.set_threshold(100_000, 5, 5)
 
