@@ -122,13 +122,14 @@ class GrammarUse:
         self._store.drop(self.compiled)
 
     @contextmanager
-    def timed(self, spend: Callable[[float], None]) -> Iterator[list[object]]:
+    def timed(self, spend: Callable[[float, float], None]) -> Iterator[list[object]]:
         """Around a call of a matcher: hands its CPU seconds to `spend`, and counts its memory.
 
-        Reading the memory counts only for a call that learns or is long, and is why it is read so
-        often: in an engine with much memory it takes longer than a slow call, and an ordinary
-        grammar is not to blame. The list takes what the call returns: objects that are still there
-        when the memory is read, and are not the lexer's.
+        The second argument of `spend` is the CPU seconds in which the memory was read, if the call
+        learns or is long, and is why it is read so often; else 0. In an engine with much memory a
+        reading takes longer than a slow call, and an ordinary grammar is not to blame. The list
+        takes what the call returns: objects that are still there when the memory is read, and are
+        not the lexer's.
         """
         store, learned = self._store, self.compiled.learned
         weight = learned.weight_of_call(store.draw()) if store.measures else 0
@@ -147,7 +148,7 @@ class GrammarUse:
                 reading_s += more_reading_s
             is_alone = store.sections.end(number)
             has_learned = allocated >= LEARNING_BYTES or seconds >= LONG_CALL_S
-            spend(seconds + reading_s if has_learned else seconds)
+            spend(seconds, reading_s if has_learned else 0.0)
         if weight and is_alone:
             store.add_learned(learned.count(allocated, weight))
             return

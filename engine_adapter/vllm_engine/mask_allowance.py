@@ -48,16 +48,22 @@ class Allowance:
         if not self.is_spent:
             self.left_s = min(MAX_S, self.left_s + CREDIT_S)
 
-    def spend(self, seconds: float, calls: int = 1) -> None:
-        """Counts calls of a matcher, which took `seconds` together. What is spent stays spent."""
+    def spend(self, seconds: float, reading_s: float = 0.0, calls: int = 1) -> None:
+        """Counts calls of a matcher, which took `seconds` together. What is spent stays spent.
+
+        Args:
+            reading_s: the seconds in which the memory was read around them. They make the calls
+                slow, so that other rows do not wait for them, but spend nothing: how long a reading
+                takes depends on the engine, and no text may end for that.
+        """
         if not self.is_spent:
             given_back = min(BURST_S, self.left_s + PER_CALL_S * calls)
             self.left_s = max(self.left_s, given_back) - seconds
-        if seconds > SLOW_CALL_S * calls:
+        if seconds + reading_s > SLOW_CALL_S * calls:
             self.was_slow = True
-            self.slow_s += seconds
+            self.slow_s += seconds + reading_s
 
-    def spend_on_mask(self, seconds: float) -> None:
-        """Counts a mask."""
+    def spend_on_mask(self, seconds: float, reading_s: float = 0.0) -> None:
+        """Counts a mask: see `spend`."""
         self.was_slow = False
-        self.spend(seconds)
+        self.spend(seconds, reading_s)

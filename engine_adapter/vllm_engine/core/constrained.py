@@ -104,7 +104,7 @@ class BoundedGrammar(compat.GuidanceGrammar):
 
     def spend_on_drafts(self, seconds: float, calls: int) -> None:
         """Counts a step's calls of a worker's matcher. They never end a text, only the guiding."""
-        self._draft_allowance.spend(seconds, calls)
+        self._draft_allowance.spend(seconds, calls=calls)
 
     def check_error(self) -> None:
         """Nothing: `failure` goes to the client instead of the log."""
@@ -114,7 +114,7 @@ class BoundedGrammar(compat.GuidanceGrammar):
         self._use.drop()
 
     @contextmanager
-    def _watched(self, spend: Callable[[float], None] | None = None) -> Iterator[None]:
+    def _watched(self, spend: Callable[[float, float], None] | None = None) -> Iterator[None]:
         """Around a call of the matcher, which begins without an error."""
         with self._use.timed(spend or self._allowance.spend):
             if not self._is_given_up:

@@ -165,8 +165,8 @@ class RowConstraint:
         with self._use.timed(self._spend) as returned:
             yield returned
 
-    def _spend(self, seconds: float) -> None:
-        self._seconds += seconds
+    def _spend(self, seconds: float, reading_s: float) -> None:
+        self._seconds += seconds + reading_s
         self._calls += 1
 
     @property

@@ -155,15 +155,19 @@ def test_what_a_lexer_learns_counts_and_pushes_others_out(
 ) -> None:
     compilations.use("idle", 20)
     use = compilations.use("a", 20)
-    seconds: list[float] = []
-    with use.timed(seconds.append):
+    spent: list[tuple[float, float]] = []
+
+    def spend(seconds: float, reading_s: float) -> None:
+        spent.append((seconds, reading_s))
+
+    with use.timed(spend):
         learned = bytearray(50 * MIB)
-    assert len(seconds) == 1
+    assert len(spent) == 1
     assert use.compiled.size == pytest.approx(70 * MIB, abs=5 * MIB)
     compilations.use("b", 20)
     compilations.use("idle", 20)
     assert compilations.made == ["idle", "a", "b", "idle"]
-    with use.timed(seconds.append):
+    with use.timed(spend):
         del learned
     assert use.compiled.size == pytest.approx(20 * MIB, abs=5 * MIB)
 
@@ -176,10 +180,10 @@ def test_lexers_of_live_sequences_learn_no_more_than_the_budget_together(
     learned = []
     for mib, use in zip((40, 10, 45, 30), uses, strict=True):
         assert not any(each.compiled.has_learned_too_much for each in uses)
-        with use.timed(lambda _: None):
+        with use.timed(lambda *_: None):
             learned.append(bytearray(mib * MIB))
     assert [use.compiled.has_learned_too_much for use in uses] == [False, False, True, False]
-    with uses[1].timed(lambda _: None):
+    with uses[1].timed(lambda *_: None):
         learned.append(bytearray(MIB))
     assert not uses[1].compiled.has_learned_too_much, "what must end does not count any more"
     compilations.use("idle", 20)
@@ -200,25 +204,31 @@ def test_reading_the_memory_counts_for_calls_that_learn_only(
         return heap_bytes
 
     monkeypatch.setattr(heap, "allocated_bytes", read)
-    use, seconds = compilations.use("a"), list[float]()
-    with use.timed(seconds.append):
+    use, readings_s = compilations.use("a"), list[float]()
+
+    def spend(seconds: float, reading_s: float) -> None:
+        assert seconds < SLOW_CALL_S
+        readings_s.append(reading_s)
+
+    with use.timed(spend):
         heap_bytes += LEARNING_BYTES - 1
-    with use.timed(seconds.append):
+    with use.timed(spend):
         heap_bytes += LEARNING_BYTES
-    assert seconds[0] < SLOW_CALL_S < seconds[1]
+    assert readings_s[0] == 0
+    assert readings_s[1] >= 2 * SLOW_CALL_S, "before the call and after it"
     # After a reading in vain the next calls are not measured.
     other, learned = compilations.use("b"), use.compiled.learned
     while learned.weight_of_call(draw=1.0):
         pass
     monkeypatch.setattr(store, "draw", lambda: 0.0)
-    with other.timed(seconds.append), use.timed(seconds.append):
+    with other.timed(lambda *_: None), use.timed(lambda *_: None):
         pass
     assert learned.weight_of_call(draw=1.0) == 0
 
 
 def test_what_another_section_allocates_is_not_learned(compilations: Compilations) -> None:
     one, other = compilations.use("a"), compilations.use("b")
-    with one.timed(lambda _: None), other.timed(lambda _: None):
+    with one.timed(lambda *_: None), other.timed(lambda *_: None):
         block = bytearray(20 * MIB)
     assert (one.compiled.learned.bytes, other.compiled.learned.bytes) == (0, 0)
     del block
@@ -242,7 +252,7 @@ def test_ranks_compile_the_same_whatever_is_sampled_or_measured(size: int | None
 
         first = use("a")
         for _ in range(3):
-            with first.timed(lambda _: None):
+            with first.timed(lambda *_: None):
                 blocks.append(bytearray(2 * MIB))
         del first
         for name in "bcda":

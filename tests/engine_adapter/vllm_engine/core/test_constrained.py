@@ -20,6 +20,7 @@ from engine_adapter.vllm_engine.mask_allowance import (
 )
 from tests.engine_adapter.vllm_engine.support.compiled import CHOICE, compiled, mask
 from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
+from tests.engine_adapter.vllm_engine.support.matcher_clock import set_matcher_clock
 from tests.server.hostile.forms import AMBIGUOUS
 
 pytestmark = pytest.mark.needs_vllm
@@ -155,10 +156,9 @@ def test_a_grammar_whose_masks_take_too_long_fails_for_all_its_sequences(
 ) -> None:
     from engine_adapter.vllm_engine.core import constrained
 
-    clock = iter(range(1000))
     compiler = constrained.GrammarCompiler(GrammarStore())
     one, other = (compiled(backend, "CHOICE", CHOICE, compiler) for _ in range(2))
-    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.12)
+    set_matcher_clock(monkeypatch, call_s=0.12)
     bitmask = mask(backend)
     for _ in range(4):
         assert one.failure is None
@@ -194,16 +194,26 @@ def test_a_grammar_is_slow_from_a_slow_call_to_the_next_quick_mask() -> None:
     assert not allowance.was_slow
 
 
-# As on a large vocabulary; 7 ms are more than what is given back for a call.
+def test_reading_the_memory_makes_a_call_slow_and_spends_nothing() -> None:
+    allowance = Allowance()
+    for _ in range(10_000):
+        allowance.spend_on_mask(PER_CALL_S / 2, reading_s=PER_CALL_S)
+    assert allowance.left_s == pytest.approx(BURST_S, rel=0.1)
+    assert allowance.was_slow
+    assert allowance.slow_s == pytest.approx(15_000 * PER_CALL_S)
+
+
+# As on a large vocabulary; 7 ms are more than what is given back for a call. In an engine with many
+# proposers the heap is read in 2 ms.
+@pytest.mark.parametrize("reading_s", [0, 0.002])
 @pytest.mark.parametrize("call_s", [0.004, 0.007])
 def test_many_clients_with_one_grammar_are_never_ended(
-    backend: Any, monkeypatch: pytest.MonkeyPatch, call_s: float
+    backend: Any, monkeypatch: pytest.MonkeyPatch, call_s: float, reading_s: float
 ) -> None:
     from engine_adapter.vllm_engine.core import constrained
 
-    clock = iter(range(1_000_000))
     compiler = constrained.GrammarCompiler(GrammarStore())
-    monkeypatch.setattr("time.thread_time", lambda: next(clock) * call_s)
+    set_matcher_clock(monkeypatch, call_s, reading_s)
     bitmask = mask(backend)
     for _ in range(500):
         grammar = compiled(backend, "CHOICE", CHOICE, compiler)
@@ -255,9 +265,8 @@ def test_a_grammar_that_took_too_long_is_not_kept(
     from engine_adapter.vllm_engine.core.constrained import GrammarCompiler
 
     store = GrammarStore()
-    clock = iter(range(1000))
     grammar = compiled(backend, "CHOICE", CHOICE, GrammarCompiler(store))
-    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.4)
+    set_matcher_clock(monkeypatch, call_s=0.4)
     grammar.fill_bitmask(mask(backend), 0)
     assert grammar.failure is not None
     assert store.usage.number == 1, "its sequence is live"

@@ -11,6 +11,7 @@ from engine_adapter.seam.types import ConstraintKind
 from engine_adapter.vllm_engine.compiled_grammars import GrammarStore
 from engine_adapter.vllm_engine.grammars import new_matcher, serialized
 from tests.engine_adapter.vllm_engine.support.demo_backend import demo_backend
+from tests.engine_adapter.vllm_engine.support.matcher_clock import set_matcher_clock
 
 pytestmark = pytest.mark.needs_vllm
 
@@ -207,14 +208,13 @@ def test_masks_are_those_of_the_engines_core(row: Row, backend: Any) -> None:
 
 def test_the_time_of_every_call_is_counted(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     row.constraint.take_time()
-    clock = iter(range(100))
-    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.5)
+    set_matcher_clock(monkeypatch, call_s=0.5, reading_s=0.002)
     row.constraint.mask()
     row.forced()
     row.constraint.advance(row.encode("{")[0])
     row.emits(row.encode("{")[0])
     # With the reading of the memory, which these long calls have brought about.
-    assert row.constraint.take_time() == (pytest.approx(2.0, abs=0.05), 4)
+    assert row.constraint.take_time() == (pytest.approx(4 * 0.504), 4)
     assert row.constraint.take_time() == (0.0, 0)
 
 
@@ -223,8 +223,7 @@ def test_a_slow_constraint_is_not_asked_for_the_rest_of_the_step(
 ) -> None:
     row = Row(backend, ConstraintKind.JSON_SCHEMA, SCHEMA)
     row.constraint._step_s = 1.2
-    clock = iter(range(1000))
-    monkeypatch.setattr("time.thread_time", lambda: next(clock) * 0.5)
+    set_matcher_clock(monkeypatch, call_s=0.5)
     row.emits()
     tokens = row.encode(TEXT)
     assert row.allowed() is not None
@@ -233,6 +232,6 @@ def test_a_slow_constraint_is_not_asked_for_the_rest_of_the_step(
     assert row.forced() == ""
     row.constraint.advance(tokens[1])
     spent = row.constraint.take_time()
-    assert spent == (pytest.approx(1.5, abs=0.05), 3), "two more calls would have been counted"
+    assert spent == (pytest.approx(1.5), 3), "two more calls would have been counted"
     row.emits(*tokens[:2])
     assert set(tokens[2:3]) <= (row.allowed() or set()), "the next step knows it again"
