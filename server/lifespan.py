@@ -27,7 +27,7 @@ from server.fleet.follower import Follower
 from server.fleet.http_fleet import fleet_client
 from server.fleet.member import Member
 from server.fleet.peers import Peers
-from server.images.prompts import ImagePrompts
+from server.media.prompts import MediaPrompts
 from server.openai.responses.background import stop_background
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
@@ -133,7 +133,7 @@ async def _load_renderer(settings: Settings, info: EngineInfo) -> Renderer:
         trust_remote_code=bool(settings.trust_remote_code),
         has_own_class=info.engine != "fake",
         special_tokens_as_text=settings.special_tokens_in_chats == "as-text",
-        images=info.images,
+        media=info.media,
     )
     if not renderer.has_chat_template:
         log.warning("no_chat_template", tokenizer=info.tokenizer)
@@ -168,7 +168,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         audit=audit,
         info=info,
         renderer=await _load_renderer(settings, info),
-        images=ImagePrompts(engine, info.images, metrics.images),
+        media=MediaPrompts(engine, info.media, metrics.media),
         admission=admission,
         switcher=switcher,
         router=router,

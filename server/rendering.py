@@ -13,11 +13,11 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from engine_adapter.seam.images import ImageSupport
+from engine_adapter.seam.media import MediaSupport
 from engine_adapter.seam.text import truncate
 from server.errors import InvalidField
 from server.fill_in import FillInTokens, find_fill_in_tokens
-from server.images.placeholders import with_placeholders
+from server.media.placeholders import with_placeholders
 from server.schema.json_values import is_larger
 from server.special_tokens import HiddenValue
 from server.text import is_unicode
@@ -56,7 +56,7 @@ class Renderer:
     Args:
         special_tokens_as_text: whether the text of a special token in a chat or a prediction is
             text. If not, it is the token.
-        images: what pictures the target takes; `None` if it takes none.
+        media: what pictures and recordings the target takes; `None` if it takes text only.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Renderer:
         chat_template: str | None = None,
         *,
         special_tokens_as_text: bool = True,
-        images: ImageSupport | None = None,
+        media: MediaSupport | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._images = images
+        self._media = media
         self._chat_template = chat_template
         self._as_text = special_tokens_as_text
         self._encoder = TextEncoder(tokenizer)
@@ -87,7 +87,7 @@ class Renderer:
         trust_remote_code: bool = False,
         has_own_class: bool = True,
         special_tokens_as_text: bool = True,
-        images: ImageSupport | None = None,
+        media: MediaSupport | None = None,
     ) -> "Renderer":
         """Reads the tokenizer from a folder or the hub, and the template from its file.
 
@@ -106,9 +106,7 @@ class Renderer:
         ).from_pretrained(
             tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code
         )
-        renderer = cls(
-            loaded, template, special_tokens_as_text=special_tokens_as_text, images=images
-        )
+        renderer = cls(loaded, template, special_tokens_as_text=special_tokens_as_text, media=media)
         _ = renderer.longest_token, renderer.fill_in_tokens
         return renderer
 
@@ -169,7 +167,8 @@ class Renderer:
         param: str = "messages",
         max_chars: int | None = None,
     ) -> tuple[int, ...]:
-        """The token ids of a chat, as the template renders it, with a placeholder for each picture.
+        """The token ids of a chat, as the template renders it, with a placeholder for each picture
+        and recording.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
         format; `template` is used instead of the server's. Raises `InvalidField`, mostly naming
@@ -273,9 +272,9 @@ class Renderer:
             if self._as_text:
                 hidden_value = self._encoder.special_tokens.hide(chat)
             messages = hidden_value.value["messages"]
-            if self._images is not None:
+            if self._media is not None:
                 # Placeholders are special tokens: those of the client are hidden before.
-                messages = with_placeholders(messages, self._images)
+                messages = with_placeholders(messages, self._media)
             apply = partial(
                 self._tokenizer.apply_chat_template,
                 **hidden_value.value["documents"],

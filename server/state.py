@@ -27,7 +27,7 @@ from server.fleet.follower import Follower
 from server.fleet.member import Member
 from server.fleet.peers import Peers
 from server.http.keyring import Keyring
-from server.images.prompts import ImagePrompts
+from server.media.prompts import MediaPrompts
 from server.openai.responses.store import ResponseStore
 from server.rendering import Renderer
 from server.settings import Settings
@@ -53,7 +53,7 @@ class Runtime:
     audit: Audit
     info: EngineInfo
     renderer: Renderer
-    images: ImagePrompts
+    media: MediaPrompts
     admission: Admission
     switcher: Switcher
     router: Router

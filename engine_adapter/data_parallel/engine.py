@@ -23,8 +23,8 @@ from engine_adapter.data_parallel.switching import Switching
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.seam.counts import NO_GRAMMARS, StepReport
 from engine_adapter.seam.errors import EngineDead
-from engine_adapter.seam.images import ImagePrompt
 from engine_adapter.seam.interface import Engine, EngineObserver
+from engine_adapter.seam.media import MediaItem, MediaPrompt
 from engine_adapter.seam.parsing import Parsing, ParsingRequest
 from engine_adapter.seam.types import (
     Delta,
@@ -152,11 +152,11 @@ class DataParallelEngine:
         """See `Engine.check_constraint`. One engine checks all, so that it knows equal ones."""
         await self._first_serving.check_constraint(constraint, key)
 
-    async def render_images(
-        self, token_ids: Sequence[int], images: Sequence[Any], param: str
-    ) -> ImagePrompt:
-        """See `Engine.render_images`. Any engine can take what one has rendered."""
-        return await self._first_serving.render_images(token_ids, images, param)
+    async def render_media(
+        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+    ) -> MediaPrompt:
+        """See `Engine.render_media`. Any engine can take what one has rendered."""
+        return await self._first_serving.render_media(token_ids, items, param)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""

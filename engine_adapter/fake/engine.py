@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from engine_adapter.fake.admission import check_method, check_request
 from engine_adapter.fake.batch import Batch
-from engine_adapter.fake.images import PLACEHOLDER, render_images
 from engine_adapter.fake.lifetime import Lifetime
+from engine_adapter.fake.media import PLACEHOLDER, render_media
 from engine_adapter.fake.metrics import FakeMetrics
 from engine_adapter.fake.options import read_options
 from engine_adapter.fake.parsing import FakeParsing, checked, parsing
@@ -30,8 +30,8 @@ from engine_adapter.seam.errors import (
     EngineStartError,
     InvalidRequest,
 )
-from engine_adapter.seam.images import ImagePrompt
 from engine_adapter.seam.interface import EngineObserver
+from engine_adapter.seam.media import MediaItem, MediaPrompt
 from engine_adapter.seam.parsing import ParsingRequest
 from engine_adapter.seam.types import (
     NO_SWITCH,
@@ -124,14 +124,14 @@ class FakeEngine:
         self._info = describe(self._config, self._options, vocabulary, self._capacity)
         self._lifetime.begin()
 
-    async def render_images(
-        self, token_ids: Sequence[int], images: Sequence[Any], param: str
-    ) -> ImagePrompt:
-        """See `Engine.render_images`."""
-        self._begin_call("render_images")
+    async def render_media(
+        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+    ) -> MediaPrompt:
+        """See `Engine.render_media`."""
+        self._begin_call("render_media")
         assert self._vocabulary is not None
         placeholder_id = self._vocabulary.tokenizer.token_to_id(PLACEHOLDER)
-        return render_images(token_ids, images, param, placeholder_id)
+        return render_media(token_ids, items, param, placeholder_id)
 
     async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
         """See `Engine.check_constraint`. `generate` refuses what cannot be honoured."""

@@ -35,7 +35,7 @@ class FakeOptions:
         fake_length: a text ends by itself after n tokens, fake_length <= n < 2 * fake_length.
         fake_answers: a part of a prompt, as whole words -> the whole text that answers prompts
             with that part.
-        fake_images: the most pictures of a request; 0 takes none.
+        fake_media: the most pictures, and the most recordings, of a request; 0 takes none.
         fake_replay: every request gets the same deltas, made once, as `ReplayEngine` says: a delta
             then costs the engine nothing, and the gateway alone can be measured.
         fake_start_s: seconds of the start.
@@ -68,7 +68,7 @@ class FakeOptions:
     fake_acceptance: float | Mapping[str, float] = field(default_factory=dict)
     fake_length: int = 128
     fake_answers: Mapping[str, str] = field(default_factory=dict)
-    fake_images: int = 0
+    fake_media: int = 0
     fake_replay: bool = False
     fake_start_s: float = 0.0
     fake_fail_start: str = ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_adapter.fake.images import image_support
+from engine_adapter.fake.media import media_support
 from engine_adapter.fake.options import FakeOptions
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.errors import EngineConfigError
@@ -93,7 +93,7 @@ def describe(
         tool_call_parser=_choice(config.tool_call_parser),
         reasoning_parser=_choice(config.reasoning_parser),
         has_thinking_budget=config.reasoning_parser is not None,
-        images=image_support(config, options),
+        media=media_support(config, options),
     )
 
 

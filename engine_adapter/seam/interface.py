@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from engine_adapter.seam.counts import StepReport
 from engine_adapter.seam.errors import EngineDead
-from engine_adapter.seam.images import ImagePrompt
+from engine_adapter.seam.media import MediaItem, MediaPrompt
 from engine_adapter.seam.parsing import Parsing, ParsingRequest
 from engine_adapter.seam.types import (
     Delta,
@@ -82,14 +82,14 @@ class Engine(Protocol):
         """
         ...
 
-    async def render_images(
-        self, token_ids: Sequence[int], images: Sequence[Any], param: str
-    ) -> ImagePrompt:
-        """Puts pictures into a prompt. It takes no slot.
+    async def render_media(
+        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+    ) -> MediaPrompt:
+        """Puts media into a prompt. It takes no slot.
 
         Args:
-            token_ids: the prompt, with a placeholder for each picture.
-            images: in the order of their placeholders; see `seam.images`.
+            token_ids: the prompt, with a placeholder for each item.
+            items: in the order of the chat. The placeholders of one modality are in it too.
             param: the field of the request that they come from.
 
         Raises:

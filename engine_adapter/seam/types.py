@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from engine_adapter.seam.counts import SpecStats
-from engine_adapter.seam.images import ImagePrompt, ImageSupport
+from engine_adapter.seam.media import MediaPrompt, MediaSupport
 
 NONE = "none"
 """The name of plain decoding, used like the name of a proposer."""
@@ -184,7 +184,8 @@ class GenerationRequest:
         template_variables: the client's variables of the chat template, for a reasoning parser.
         cache_salt: only requests with the same salt share blocks of the prefix cache.
         priority: a lower one is scheduled earlier, if the engine schedules by priority.
-        images: the prompt's pictures, if it has any; `prompt_token_ids` are its tokens.
+        media: the prompt's pictures and recordings, if it has any; `prompt_token_ids` are its
+            tokens.
     """
 
     request_id: str
@@ -195,7 +196,7 @@ class GenerationRequest:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
     priority: int = 0
-    images: ImagePrompt | None = None
+    media: MediaPrompt | None = None
 
 
 class FinishReason(StrEnum):
@@ -335,7 +336,7 @@ class EngineInfo:
         reasoning_parser: tells the target's reasoning from its answer.
         has_thinking_budget: the target's reasoning begins and ends with a token that the engine
             knows, so `SamplingOptions.thinking_token_budget` can be set.
-        images: what pictures the target takes; `None` if it takes none.
+        media: what pictures and recordings the target takes; `None` if it takes text only.
     """
 
     engine: str
@@ -351,4 +352,4 @@ class EngineInfo:
     tool_call_parser: ParserChoice = NO_PARSER
     reasoning_parser: ParserChoice = NO_PARSER
     has_thinking_budget: bool = False
-    images: ImageSupport | None = None
+    media: MediaSupport | None = None

@@ -25,7 +25,7 @@ NAMES = FieldNames(
     effort="output_config.effort",
     thinking_budget="thinking.budget_tokens",
     other_choices="'any', 'tool' and 'none'",
-    image="content",
+    media={"image_url": "content"},
 )
 """How a message names the fields of its chat."""
 

@@ -33,7 +33,7 @@ _TEXT = "this server generates text"
 _MISSING: Mapping[str, str] = {
     "embeddings?": f"{_TEXT} and makes no embeddings",
     "rerank|score|classify|pooling": f"{_TEXT}; it does not rank, score or classify",
-    "audio": f"{_TEXT}; it neither hears nor speaks",
+    "audio": f"{_TEXT} and does not speak; send recordings in a chat, to a model that takes them",
     "realtime": f"{_TEXT}; it has no live sessions",
     "images|videos": f"{_TEXT} and makes no images or videos",
     "moderations": f"{_TEXT} and moderates none",

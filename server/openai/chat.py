@@ -50,9 +50,10 @@ async def prepare_chats(runtime: Runtime, body: ChatBatchRequest) -> PreparedReq
     shared, requests = chat_input(body, body.messages[0]), list[PreparedRequest]()
     for number, messages in enumerate(body.messages):
         chat = shared.with_messages(messages, f"messages.{number}")
-        if urls := chat.prompt.image_urls():
-            message = f"{urls[0].param}: pictures need a chat of their own; send it alone."
-            raise InvalidField(urls[0].param, message)
+        if sources := chat.prompt.media_sources():
+            param = sources[0].param
+            message = f"{param}: pictures and recordings need a chat of their own; send it alone."
+            raise InvalidField(param, message)
         requests.append(await prepare_input(runtime, body, chat, _ID_PREFIX))
         body = body.model_copy(update={"prediction": None})  # the first request has its tokens
         await asyncio.sleep(0)  # each takes milliseconds, and there can be thousands
@@ -82,9 +83,9 @@ async def prepare_input(
     _check_input(runtime, body, chat)
     info, settings = runtime.info, runtime.settings
     ignored = (*checked.ignored, *chat.ignored, *_unmet(runtime, chat))
-    token_ids, images = await render_prompt(runtime, chat.prompt, prompt_text_limit(runtime, body))
+    token_ids, media = await render_prompt(runtime, chat.prompt, prompt_text_limit(runtime, body))
     limit = chat.max_tokens or settings.default_max_tokens
-    prompt = truncated(body, info, token_ids, limit, has_images=images is not None)
+    prompt = truncated(body, info, token_ids, limit, has_media=media is not None)
     check_prompt(info, prompt, chat.names.messages)
     options = _options(runtime, body, chat, len(prompt))
     prediction = await predicted_tokens(runtime.renderer, info, body.prediction)
@@ -104,7 +105,7 @@ async def prepare_input(
         ChatShape(chat.num_top_logprobs, readers, tokens_as_ids=chat.tokens_as_ids),
         overlap,
         template_variables=chat.prompt.variables,
-        images=images,
+        media=media,
     )
 
 

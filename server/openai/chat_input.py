@@ -7,7 +7,7 @@ from typing import Any
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import ConstraintKind, StructuredOutput
 from server.errors import InvalidField
-from server.images.prompts import ImageUrl
+from server.media.sources import MediaSource
 from server.openai.field_names import CHAT, FieldNames
 from server.openai.function_tools import FunctionTools, chat_paths, checked_tools
 from server.schema.chat import ChatFields, ChatPromptFields, ReasoningEffort
@@ -39,12 +39,17 @@ class ChatPrompt:
     documents: Sequence[dict[str, str]] = ()
     template: str | None = None
 
-    def image_urls(self) -> list[ImageUrl]:
-        """The pictures, in their order."""
+    def media_sources(self) -> list[MediaSource]:
+        """The pictures and recordings, in their order."""
         return [
-            ImageUrl(url, f"{name}.{self.names.image.format(part=part)}")
+            MediaSource(
+                part.modality,
+                f"{name}.{self.names.media[part.type].format(part=number)}",
+                part.url,
+                part.data,
+            )
             for name, message in zip(self.message_names, self.messages, strict=True)
-            for part, url in message.image_urls.items()
+            for number, part in message.media.items()
         ]
 
     def texts(self) -> Iterator[tuple[str, Any]]:

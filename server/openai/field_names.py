@@ -1,6 +1,7 @@
 """How an endpoint names the fields of a chat, for its errors."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class FieldNames:
         thinking_budget: the most tokens of reasoning.
         logprobs: asks for log probabilities.
         other_choices: of tools, besides `auto`.
-        image: of a picture, in its message; `{part}` is the number of its part.
+        media: of a part's URL or data, in its message, by the part's type; `{part}` is its number.
     """
 
     messages: str = "messages"
@@ -25,7 +26,13 @@ class FieldNames:
     thinking_budget: str = "thinking_token_budget"
     logprobs: str = "logprobs"
     other_choices: str = "'required', a named tool and 'none'"
-    image: str = "content.{part}.image_url.url"
+    media: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "image_url": "content.{part}.image_url.url",
+            "input_audio": "content.{part}.input_audio.data",
+            "audio_url": "content.{part}.audio_url.url",
+        }
+    )
 
 
 CHAT = FieldNames()

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from engine_adapter.seam.images import ImagePrompt
+from engine_adapter.seam.media import MediaPrompt
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import EngineInfo, SamplingOptions
 from server.errors import InvalidField
@@ -44,17 +44,17 @@ async def render_chat(renderer: Renderer, chat: ChatPrompt, max_chars: int) -> t
 
 async def render_prompt(
     runtime: Runtime, chat: ChatPrompt, max_chars: int
-) -> tuple[tuple[int, ...], ImagePrompt | None]:
-    """The token ids of a chat, those of its pictures included, and the prompt with them.
+) -> tuple[tuple[int, ...], MediaPrompt | None]:
+    """The token ids of a chat, those of its media included, and the prompt with them.
 
-    Raises `InvalidField`, and `InvalidRequest` for pictures that the target's processor refuses.
+    Raises `InvalidField`, and `InvalidRequest` for media that the target's processor refuses.
     """
-    urls = chat.image_urls()
-    runtime.images.check(urls)
+    sources = chat.media_sources()
+    runtime.media.check(sources)
     token_ids = await render_chat(runtime.renderer, chat, max_chars)
-    if not urls:
+    if not sources:
         return token_ids, None
-    prompt = await runtime.images.render(token_ids, urls)
+    prompt = await runtime.media.render(token_ids, sources)
     return prompt.token_ids, prompt
 
 
@@ -81,19 +81,19 @@ def truncated(
     token_ids: Sequence[int],
     max_tokens: int | None,
     *,
-    has_images: bool = False,
+    has_media: bool = False,
 ) -> Sequence[int]:
     """A prompt without the tokens that `truncate_prompt_tokens` cuts off.
 
     -1 leaves as much as fits beside `max_tokens`. The last tokens stay, unless `truncation_side`
     is `right`. Raises `InvalidField` for 0, which would leave nothing, and for a prompt with
-    pictures.
+    pictures or recordings.
     """
     limit = body.truncate_prompt_tokens
     if limit is None:
         return token_ids
-    if has_images:
-        message = "truncate_prompt_tokens would cut pictures off; leave it out, or the pictures."
+    if has_media:
+        message = "truncate_prompt_tokens would cut media off; leave it out, or the media."
         raise InvalidField("truncate_prompt_tokens", message)
     if limit == 0:
         message = "truncate_prompt_tokens must be at least 1, or -1 for what fits the context."

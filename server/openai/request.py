@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Receive
 
 from engine_adapter.policies.names import policy_name
-from engine_adapter.seam.images import ImagePrompt
+from engine_adapter.seam.media import MediaPrompt
 from engine_adapter.seam.text import short_repr
 from engine_adapter.seam.types import GenerationRequest, SamplingOptions
 from server.control.admission.request_cost import request_cost
@@ -115,7 +115,7 @@ class PreparedRequest:
         shape: how the endpoint writes a choice.
         overlap: the retrieval-likeness of the chat's earlier answers, if a rule asks for it.
         template_variables: those that the client has given to the chat template.
-        images: the prompt's pictures, if it has any.
+        media: the prompt's pictures and recordings, if it has any.
         created: Unix time in seconds.
     """
 
@@ -128,7 +128,7 @@ class PreparedRequest:
     shape: ChoiceShape
     overlap: float | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
-    images: ImagePrompt | None = None
+    media: MediaPrompt | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def headers(self) -> dict[str, str]:
@@ -272,7 +272,7 @@ def _admit(
             template_variables=prepared.template_variables,
             cache_salt=answer.cache_salt,
             priority=answer.priority,
-            images=prepared.images,
+            media=prepared.media,
         )
         for p, (prompt, options) in enumerate(
             zip(map(tuple, prepared.prompts), prepared.options, strict=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from engine_adapter.seam.media import Modality
 from server.errors import to_api_error
 from server.schema.base import Bounded
 from server.schema.bounds import MAX_PARTS, too_many
@@ -60,8 +61,8 @@ def _as_object(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     return value
 
 
-class ImageUrlValue(BaseModel):
-    """Where a picture is. `detail` and other fields say nothing to the models served here."""
+class MediaUrl(BaseModel):
+    """Where an item is. `detail` and other fields say nothing to the models served here."""
 
     model_config = ConfigDict(strict=True)
 
@@ -72,31 +73,90 @@ class ImagePart(BaseModel):
     """A picture in a message."""
 
     model_config = ConfigDict(strict=True)
+    modality: ClassVar = Modality.IMAGE
+    data: ClassVar = None
 
     type: Literal["image_url"]
-    image_url: ImageUrlValue
+    image_url: MediaUrl
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.image_url.url
 
 
-def _text_or_image(value: Any) -> Any:
+class AudioUrlPart(BaseModel):
+    """A recording behind a URL, as in vLLM."""
+
+    model_config = ConfigDict(strict=True)
+    modality: ClassVar = Modality.AUDIO
+    data: ClassVar = None
+
+    type: Literal["audio_url"]
+    audio_url: MediaUrl
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.audio_url.url
+
+
+class AudioData(BaseModel):
+    """A recording in base64. Its bytes show their format, so `format` has no effect."""
+
+    model_config = ConfigDict(strict=True)
+
+    data: str
+    format: str | None = None
+
+
+class InputAudioPart(BaseModel):
+    """A recording in a message."""
+
+    model_config = ConfigDict(strict=True)
+    modality: ClassVar = Modality.AUDIO
+    url: ClassVar = ""
+
+    type: Literal["input_audio"]
+    input_audio: AudioData
+
+    @property
+    def data(self) -> str:
+        """Its base64."""
+        return self.input_audio.data
+
+
+MediaPart = ImagePart | AudioUrlPart | InputAudioPart
+"""A picture or a recording in a message."""
+
+MEDIA_PARTS = ("image_url", "input_audio", "audio_url")
+"""The types of such parts."""
+
+
+def _text_or_media(value: Any) -> Any:
     if value != "text":
-        reason = "only text and image_url parts are supported"
+        reason = f"only parts of the types text, {', '.join(MEDIA_PARTS)} are supported"
         raise PydanticCustomError("content_part", "{reason}", {"reason": reason})
     return value
 
 
 class ChatText(TextPart):
-    """A text in a message, and every part that is not a picture."""
+    """A text in a message, and every part without media."""
 
-    type: Annotated[Literal["text"], BeforeValidator(_text_or_image)]
+    type: Annotated[Literal["text"], BeforeValidator(_text_or_media)]
 
 
 def _kind(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return "image" if kind == "image_url" else "other"
+    return str(kind) if kind in MEDIA_PARTS else "other"
 
 
 ContentPart = Annotated[
-    Annotated[ChatText, Tag("other")] | Annotated[ImagePart, Tag("image")], Discriminator(_kind)
+    Annotated[ChatText, Tag("other")]
+    | Annotated[ImagePart, Tag("image_url")]
+    | Annotated[InputAudioPart, Tag("input_audio")]
+    | Annotated[AudioUrlPart, Tag("audio_url")],
+    Discriminator(_kind),
 ]
 """A part of a message."""
 
@@ -157,30 +217,26 @@ class Message(Bounded):
 
     @property
     def text(self) -> str:
-        """The content as one text, without its pictures."""
+        """The content as one text, without its media."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
         return self.content or ""
 
     @property
-    def image_urls(self) -> dict[int, str]:
-        """The URL of each picture, by the number of its part."""
+    def media(self) -> dict[int, MediaPart]:
+        """The pictures and recordings, by the number of their part."""
         parts = self.content if isinstance(self.content, list) else ()
-        return {
-            number: part.image_url.url
-            for number, part in enumerate(parts)
-            if isinstance(part, ImagePart)
-        }
+        return {number: part for number, part in enumerate(parts) if not isinstance(part, TextPart)}
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it.
 
-        Its content is one string; with pictures it is a list of parts, as templates know them.
+        Its content is one string; with media it is a list of parts, as templates know them.
         `developer` is OpenAI's newer name of `system`; templates know the older name. Templates
         read reasoning under three names. gpt-oss's rejects a call with both a text and `thinking`.
         """
         content: Any = None if self.content is None else self.text
-        if self.image_urls:
+        if self.media:
             assert isinstance(self.content, list)
             content = [_template_part(part) for part in self.content]
         role = "system" if self.role == "developer" else self.role
@@ -196,13 +252,15 @@ class Message(Bounded):
         return fields
 
 
-def _template_part(part: TextPart | ImagePart) -> dict[str, str]:
-    return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+def _template_part(part: TextPart | MediaPart) -> dict[str, str]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    return {"type": part.modality}
 
 
 def _is_complete(message: Message) -> Message:
-    if message.image_urls and message.role not in ("user", "tool"):
-        raise ValueError("only messages with the role user or tool have pictures")
+    if message.media and message.role not in ("user", "tool"):
+        raise ValueError("only messages with the role user or tool have pictures and recordings")
     if message.content is None and message.role != "assistant":
         raise ValueError(f"a message with the role {message.role} needs content")
     if message.tool_calls and message.role != "assistant":

@@ -6,7 +6,7 @@ the queue and of limits in `server.telemetry.admission_metrics`, those of connec
 `server.telemetry.connection_metrics`, those of keys, audit and log in
 `server.telemetry.file_metrics`, those of stored responses in `server.telemetry.response_metrics`,
 those of files and batches in `server.telemetry.batch_metrics`, those of pictures in
-`server.telemetry.image_metrics`.
+`server.telemetry.media_metrics`.
 
 Counters, gauges and histograms; PromQL computes ratios. Label values come from the known proposers,
 modes and routes, never from a request. The `vllm:` metrics are the engine's.
@@ -87,7 +87,7 @@ from server.telemetry.batch_metrics import BatchMetrics
 from server.telemetry.connection_metrics import ConnectionMetrics
 from server.telemetry.file_metrics import FileMetrics
 from server.telemetry.http_metrics import HttpMetrics
-from server.telemetry.image_metrics import ImageMetrics
+from server.telemetry.media_metrics import MediaMetrics
 from server.telemetry.metric_maker import MetricMaker
 from server.telemetry.policy_metrics import PolicyMetrics
 from server.telemetry.response_metrics import ResponseMetrics
@@ -179,7 +179,7 @@ class Metrics:
         files: the metrics of keys, audit and log.
         responses: the metrics of stored responses.
         batches: the metrics of files and batches.
-        images: the metrics of pictures in prompts.
+        media: the metrics of pictures and recordings in prompts.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -194,7 +194,7 @@ class Metrics:
         self.files = FileMetrics(make)
         self.responses = ResponseMetrics(make)
         self.batches = BatchMetrics(make)
-        self.images = ImageMetrics(make)
+        self.media = MediaMetrics(make)
         self._parser_failures = make.counter(
             "specgate_parser_failures",
             "Choices that a parser could not read to their end",

@@ -53,7 +53,7 @@ FRAGMENTS_ELSEWHERE = {
     "--data-parallel-size 2 --tensor": "tests/e2e/test_data_parallel.py",
     "-tp 2 --max-model-len 32k": "it needs a context of 32,000 tokens; tests/server/settings",
     "specgate serve --config": "tests/deploy/test_settings_files.py",
-    "Qwen3-VL": "tests/engine_adapter/vllm_engine/test_images.py",
+    "Qwen3-VL": "tests/engine_adapter/vllm_engine/test_media.py",
     "path/to/another-family": "tests/engine_adapter/vllm_engine/test_other_vocabulary.py",
     '"name": "mtp"': "tests/engine_adapter/vllm_engine/test_mtp.py",
     "path/to/adapter": "tests/e2e and tests/engine_adapter/vllm_engine/test_lora.py",
@@ -63,7 +63,7 @@ FRAGMENTS_ELSEWHERE = {
     "specgate batch requests.jsonl": "tests/e2e/test_batch.py",
     "fleet-peers": "tests/e2e/test_fleet.py",
     "--write-state": "tests/e2e/test_fleet.py",
-    "image_url": "the demo takes no pictures; tests/server/routes/test_images.py",
+    "image_url": "the demo takes no pictures; tests/server/routes/test_media.py",
     "specgate-demo:ngram": "it needs --model-proposers; tests/server/routes",
 }
 """A part of a block -> why it is not run here."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from server.images.decoding import MAX_PIXELS
+from server.media.pictures import MAX_PIXELS
 from tests.e2e.served import Served
 from tests.e2e.test_hostile_bodies import ERROR_BYTES, TRIES, trial
 from tests.server.pictures import animation, bomb, encoded, image_part

@@ -16,8 +16,8 @@ from engine_adapter.seam.cancellation import was_cancelled
 from engine_adapter.seam.config import EngineConfig, draft_capacity
 from engine_adapter.seam.counts import StepReport
 from engine_adapter.seam.errors import EngineDead, EngineError, EngineFull, EngineNotReady
-from engine_adapter.seam.images import ImagePrompt
 from engine_adapter.seam.interface import EngineObserver
+from engine_adapter.seam.media import MediaItem, MediaPrompt
 from engine_adapter.seam.parsing import Parsing, ParsingRequest
 from engine_adapter.seam.types import (
     NO_PARSER,
@@ -167,7 +167,7 @@ class VllmEngine:
             tool_call_parser=self._choices[0],
             reasoning_parser=self._choices[1],
             has_thinking_budget=process.has_thinking_budget(),
-            images=process.image_support(),
+            media=process.media_support(),
         )
 
     async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
@@ -183,11 +183,11 @@ class VllmEngine:
                 raise
             raise EngineDead("The engine was stopped.") from None
 
-    async def render_images(
-        self, token_ids: Sequence[int], images: Sequence[Any], param: str
-    ) -> ImagePrompt:
-        """See `Engine.render_images`."""
-        return await self._supervisor.child.render_images(token_ids, images, param)
+    async def render_media(
+        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+    ) -> MediaPrompt:
+        """See `Engine.render_media`."""
+        return await self._supervisor.child.render_media(token_ids, items, param)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""

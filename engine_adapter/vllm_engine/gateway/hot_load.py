@@ -6,6 +6,7 @@ a load, poll its state and install the result; a thread of each worker reads the
 """
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from engine_adapter.seam.errors import (
     EngineError,
     ProposerRefused,
 )
+from engine_adapter.seam.media import NOUNS
 from engine_adapter.seam.types import ProposerInfo
 from engine_adapter.vllm_engine.wire import LoadState
 
@@ -111,20 +113,22 @@ def _is_ready(spec: ProposerSpec, states: list[tuple[str, str]]) -> bool:
 
 
 async def try_target(process: Process, model: str) -> None:
-    """Lets the target of a started process run some steps, on every rank, also with a picture.
+    """Lets the target of a started process run some steps, on every rank, also with media.
 
     Raises `EngineConfigError` if it cannot: its first request would end the process.
     """
     for reason in await process.collective_rpc("specgate_try_text"):
         if reason:
             raise EngineConfigError("model", f"{model} cannot run a step on this machine: {reason}")
-    for reason in await process.collective_rpc("specgate_try_picture"):
-        if reason:
-            raise EngineConfigError(
-                "model",
-                f"{model} cannot read a picture on this machine: {reason}. "
-                """With --limit-mm-per-prompt '{"image": 0}' it is served for text alone.""",
-            )
+    for modality, noun in NOUNS.items():
+        for reason in await process.collective_rpc("specgate_try_media", modality.value):
+            if reason:
+                limits = json.dumps({modality: 0})
+                raise EngineConfigError(
+                    "model",
+                    f"{model} cannot read a {noun} on this machine: {reason}. With "
+                    f"--limit-mm-per-prompt '{limits}' it is served without.",
+                )
 
 
 async def smoke_test_proposers(process: Process, specs: Sequence[ProposerSpec]) -> None:

@@ -16,12 +16,12 @@ import structlog
 from engine_adapter.seam.cancellation import was_cancelled
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.errors import EngineConfigError, EngineDead, EngineStartError
-from engine_adapter.seam.images import ImagePrompt, ImageSupport
+from engine_adapter.seam.media import MediaItem, MediaPrompt, MediaSupport
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments, placement, preflight, ray_backend
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
 from engine_adapter.vllm_engine.gateway.heartbeat import TICK_S, Heartbeat
-from engine_adapter.vllm_engine.gateway.images import image_support, render_images
+from engine_adapter.vllm_engine.gateway.media import media_support, render_media
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
 from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
@@ -171,11 +171,11 @@ class EngineProcess:
         except Exception as error:  # the engine process ended; its log has the cause
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
-    def image_support(self) -> ImageSupport | None:
-        """What pictures the target takes; `None` if it takes none."""
+    def media_support(self) -> MediaSupport | None:
+        """What pictures and recordings the target takes; `None` if it takes text only."""
         template = self._config.chat_template
         text = None if template is None else Path(template).read_text("utf-8")
-        return image_support(self.vllm_config, self._llm.renderer, text)
+        return media_support(self.vllm_config, self._llm.renderer, text)
 
     def has_thinking_budget(self) -> bool:
         """Whether the target's reasoning begins and ends with a token that vLLM knows.
@@ -190,11 +190,11 @@ class EngineProcess:
             and len(marks.natural_reasoning_end_token_ids) == 1
         )
 
-    async def render_images(
-        self, token_ids: Sequence[int], images: Sequence[Any], param: str
-    ) -> ImagePrompt:
-        """See `Engine.render_images`."""
-        return await render_images(self._llm.renderer, token_ids, images, param)
+    async def render_media(
+        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+    ) -> MediaPrompt:
+        """See `Engine.render_media`."""
+        return await render_media(self._llm.renderer, token_ids, items, param)
 
     def generate(
         self,

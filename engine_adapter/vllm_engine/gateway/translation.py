@@ -95,8 +95,8 @@ def sampling_params(request: GenerationRequest, checker: Checker | None = None) 
 def token_prompt(request: GenerationRequest) -> dict[str, Any]:
     """vLLM's `TokensPrompt` of a request, or its `MultiModalInput`."""
     prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_token_ids)}
-    if request.images is not None:
-        prompt = dict(request.images.payload)
+    if request.media is not None:
+        prompt = dict(request.media.payload)
     if request.cache_salt is not None:
         prompt["cache_salt"] = request.cache_salt
     return prompt

@@ -1,21 +1,27 @@
 """The trial of the target: some steps before the first request.
 
 Weights that load can still fail in a forward pass, which ends the engine at its first request, or
-at its first picture. The steps are those with which vLLM warms its kernels up on a GPU; they are
-over before a request comes, and nothing of them stays.
+at its first picture or recording. The steps are those with which vLLM warms its kernels up on a
+GPU; they are over before a request comes, and nothing of them stays.
 """
 
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
+from engine_adapter.seam.media import Modality
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.sample_rate import sample_rate
 
 _TEXT_TOKENS = 8
 """The tokens of the step that reads text: one of them is decoded."""
 
 _SIDE = 32
 """Both sides of the picture, in pixels: one tile for models that cut pictures, and quickly read."""
+
+_SECONDS = 1
+"""Of the recording, which is silent."""
 
 
 def try_text(worker: Any) -> None:
@@ -29,8 +35,8 @@ def try_text(worker: Any) -> None:
     )
 
 
-def try_picture(worker: Any) -> None:
-    """Runs a step that reads a prompt with a picture, if the target takes any.
+def try_media(worker: Any, modality: Modality) -> None:
+    """Runs a step that reads a prompt with a picture or a recording, if the target takes any.
 
     Of a prompt that is longer than a step it reads the beginning.
 
@@ -41,20 +47,20 @@ def try_picture(worker: Any) -> None:
     if not runner.supports_mm_inputs:
         return
     processor = runner.mm_registry.create_processor(runner.model_config)
-    if not processor.info.allowed_mm_limits.get("image", 0):
+    if not processor.info.allowed_mm_limits.get(modality, 0):
         return
-    text = processor.dummy_inputs.get_dummy_text({"image": 1})
-    picture = Image.new("RGB", (_SIDE, _SIDE))
-    prompt = processor(text, processor.info.parse_mm_data({"image": [picture]}))
+    text = processor.dummy_inputs.get_dummy_text({modality: 1})
+    item = _item(modality, processor.info)
+    prompt = processor(text, processor.info.parse_mm_data({modality: [item]}))
     token_ids = prompt["prompt_token_ids"]
-    if len(token_ids) > runner.max_model_len:  # no request can have a picture
+    if len(token_ids) > runner.max_model_len:  # no request can have such an item
         return
 
     def execute(step: Any) -> Any:
         if step.scheduled_cached_reqs.req_ids:  # vLLM's step that decodes and reads a prompt
             (request,) = step.scheduled_new_reqs
             request.prompt_token_ids = request.prefill_token_ids = list(token_ids)
-            request.mm_features = _features(prompt)
+            request.mm_features = _features(prompt, modality)
             step.scheduled_encoder_inputs = {request.req_id: [*range(len(request.mm_features))]}
         return worker.execute_model(step)
 
@@ -63,10 +69,16 @@ def try_picture(worker: Any) -> None:
     runner.reset_encoder_cache()
 
 
-def _features(prompt: Any) -> list[Any]:
-    """The pictures of a prompt of vLLM's processor, as its scheduler sends them to a worker."""
-    items, places = prompt["mm_kwargs"]["image"], prompt["mm_placeholders"]["image"]
+def _item(modality: Modality, processing_info: Any) -> Any:
+    if modality is Modality.IMAGE:
+        return Image.new("RGB", (_SIDE, _SIDE))
+    return np.zeros(round(_SECONDS * sample_rate(processing_info)), np.float32)
+
+
+def _features(prompt: Any, modality: Modality) -> list[Any]:
+    """The items of a prompt of vLLM's processor, as its scheduler sends them to a worker."""
+    items, places = prompt["mm_kwargs"][modality], prompt["mm_placeholders"][modality]
     return [
-        compat.MultiModalFeatureSpec(item, "image", f"trial-{number}", place)
+        compat.MultiModalFeatureSpec(item, modality, f"trial-{number}", place)
         for number, (item, place) in enumerate(zip(items, places, strict=True))
     ]

@@ -4,9 +4,11 @@ import gc
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from engine_adapter.proposers.contract import Proposer, ProposerSpec
+from engine_adapter.seam.media import Modality
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.load_progress import ProgressWriter, report_failures
 from engine_adapter.vllm_engine.parent_watch import exit_with_parent
@@ -33,7 +35,7 @@ from engine_adapter.vllm_engine.worker.start_failure import (
     fail_start_on_quantization,
     log_and_describe,
 )
-from engine_adapter.vllm_engine.worker.target_trial import try_picture, try_text
+from engine_adapter.vllm_engine.worker.target_trial import try_media, try_text
 
 
 class WorkerHooks:
@@ -92,9 +94,9 @@ class WorkerHooks:
         """Runs steps of the target with text; the reason if it cannot, or an empty text."""
         return self._try_target(try_text)
 
-    def specgate_try_picture(self) -> str:
-        """The same with a picture, if the target takes pictures."""
-        return self._try_target(try_picture)
+    def specgate_try_media(self, modality: str) -> str:
+        """The same with a picture or a recording, if the target takes such items."""
+        return self._try_target(partial(try_media, modality=Modality(modality)))
 
     def _try_target(self, trial: Callable[[Any], None]) -> str:
         """On a GPU vLLM has run such steps to warm up its kernels and to measure memory."""

@@ -34,7 +34,7 @@ NAMES = FieldNames(
     format=AnyResponse.format_field,
     effort="reasoning.effort",
     logprobs="include",
-    image="content.{part}.image_url",
+    media={"image_url": "content.{part}.image_url"},
 )
 """How a response names the fields of its chat."""
 

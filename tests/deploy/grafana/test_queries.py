@@ -36,7 +36,7 @@ FAKE = {
     "fake_verify_token_ms": 0.05,
     "fake_acceptance": {"ngram": 0.5, "suffix": 0.6, "draft": 0.8, "medusa": 0.4, "eagle": 0.75},
     "num_gpu_blocks_override": 128,
-    "fake_images": 1,
+    "fake_media": 1,
     "fake_fail_prompt": "FAIL",
 }
 BEFORE_S, AFTER_S = 70, 40

@@ -14,7 +14,7 @@ from server.telemetry import (
     connection_metrics,
     file_metrics,
     http_metrics,
-    image_metrics,
+    media_metrics,
     response_metrics,
     usage_metrics,
 )
@@ -156,7 +156,7 @@ def test_two_servers_in_one_process_share_nothing() -> None:
 def test_every_metric_has_a_promql_query(registry: CollectorRegistry, metrics: Metrics) -> None:
     modules = (
         *(module, http_metrics, admission_metrics, connection_metrics, usage_metrics),
-        *(file_metrics, response_metrics, batch_metrics, image_metrics),
+        *(file_metrics, response_metrics, batch_metrics, media_metrics),
     )
     documentation = " ".join(str(each.__doc__) for each in modules)
     for family in registry.collect():

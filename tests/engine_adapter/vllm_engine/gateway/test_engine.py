@@ -63,14 +63,14 @@ class Calls:
             raise self.error
         self.made.append(call)
 
-    async def collective_rpc(self, method: str) -> list[Any]:
+    async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
         return []
 
     def has_thinking_budget(self) -> bool:
         return False
 
-    def image_support(self) -> None:
-        """The target takes no pictures."""
+    def media_support(self) -> None:
+        """The target takes no media."""
 
 
 def engine_of(process: Any) -> VllmEngine:

@@ -25,7 +25,8 @@ LOOKUP = {"name": "lookup", "method": "ngram"}
 class Ranks:
     """An engine process of two ranks; `states` are its answers, in order.
 
-    `faults` are its answers to a smoke test, of a load or of all proposers.
+    `faults` are its answers to a smoke test, of a load or of all proposers; `media_faults` those to
+    a trial of a modality.
     """
 
     def __init__(
@@ -33,12 +34,12 @@ class Ranks:
         *states: tuple[str, str],
         dies_at: str = "",
         faults: tuple[Any, Any] = ("", ""),
-        picture_faults: tuple[str, str] = ("", ""),
+        media_faults: dict[str, tuple[str, str]] | None = None,
     ) -> None:
         self.states = list(states)
         self.dies_at = dies_at
         self.faults = faults
-        self.picture_faults = picture_faults
+        self.media_faults = media_faults or {}
         self.calls: list[str] = []
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -52,8 +53,8 @@ class Ranks:
             return [[state, f"why {i}"] for i, state in enumerate(self.states.pop(0))]
         if method.startswith(("specgate_smoke_test", "specgate_try_text")):
             return list(self.faults)
-        if method == "specgate_try_picture":
-            return list(self.picture_faults)
+        if method == "specgate_try_media":
+            return list(self.media_faults.get(args[0], ("", "")))
         return [{"lookup": (7, 0)}, {"lookup": (7, 0)}]
 
 
@@ -165,7 +166,7 @@ async def test_an_unloaded_proposer_leaves_the_registry_first(
 async def test_a_target_that_runs_on_every_rank_is_served() -> None:
     ranks = Ranks()
     await try_target(ranks, "org/m")
-    assert ranks.calls == ["try_text", "try_picture"]
+    assert ranks.calls == ["try_text", "try_media", "try_media"]
 
 
 async def test_a_target_that_fails_on_one_rank_ends_the_start() -> None:
@@ -175,11 +176,14 @@ async def test_a_target_that_fails_on_one_rank_ends_the_start() -> None:
     assert "org/m cannot run a step on this machine: RuntimeError: head" in caught.value.message
 
 
-async def test_a_picture_that_fails_on_one_rank_ends_the_start_with_a_remedy() -> None:
+@pytest.mark.parametrize(("modality", "noun"), [("image", "picture"), ("audio", "recording")])
+async def test_an_item_that_fails_on_one_rank_ends_the_start_with_a_remedy(
+    modality: str, noun: str
+) -> None:
     with pytest.raises(EngineConfigError) as caught:
-        await try_target(Ranks(picture_faults=("", "RuntimeError: stride")), "org/m")
+        await try_target(Ranks(media_faults={modality: ("", "RuntimeError: stride")}), "org/m")
     assert caught.value.setting == "model"
-    assert caught.value.message.startswith(
-        "org/m cannot read a picture on this machine: RuntimeError: stride. "
+    assert caught.value.message == (
+        f"org/m cannot read a {noun} on this machine: RuntimeError: stride. With "
+        f"--limit-mm-per-prompt '{{\"{modality}\": 0}}' it is served without."
     )
-    assert """--limit-mm-per-prompt '{"image": 0}'""" in caught.value.message

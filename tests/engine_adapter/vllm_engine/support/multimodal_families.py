@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.engine_adapter.vllm_engine.support import mrope_families
+from tests.engine_adapter.vllm_engine.support import audio_families, mrope_families
 from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family
 
 
@@ -329,5 +329,6 @@ FAMILIES = {
         _llama4_processor,
     ),
     **mrope_families.FAMILIES,
+    **audio_families.FAMILIES,
 }
 """By name."""

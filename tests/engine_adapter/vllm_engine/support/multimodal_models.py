@@ -1,17 +1,19 @@
-"""Small multimodal models with random weights, and pictures for them."""
+"""Small multimodal models with random weights, and pictures and recordings for them."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from demo import model_path
+from engine_adapter.seam.media import Modality
 from tests.engine_adapter.proposers.mtp_targets import Layout
 from tests.engine_adapter.vllm_engine.architectures.small_models import LOUD, QUIET
 from tests.engine_adapter.vllm_engine.support.window_models import SMALL
@@ -22,7 +24,7 @@ TEXT: Mapping[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 2112,
 }
-"""The fields of every language model; its vocabulary has room for the tokens of pictures."""
+"""The fields of every language model; its vocabulary has room for the tokens of items."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Family:
 
     Attributes:
         name: of the family; the model type of transformers.
-        placeholder: the text that stands for a picture in a prompt.
+        placeholder: the text that stands for an item in a prompt.
         tokens: special tokens that are added to the demo's tokenizer.
         config: makes the configuration from the ids of the special tokens, by their text.
         processor: makes the processor from the tokenizer.
@@ -39,6 +41,7 @@ class Family:
         named_tokens: names by which the processor asks the tokenizer for special tokens.
         mtp: where the checkpoint has its MTP layer; `None` for a model without one.
         has_assistant: whether an assistant of Gemma 4 drafts for it.
+        modality: what it takes.
     """
 
     name: str
@@ -50,6 +53,12 @@ class Family:
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     mtp: Layout | None = None
     has_assistant: bool = False
+    modality: Modality = Modality.IMAGE
+
+    def items(self, seeds: Sequence[int]) -> list[Any]:
+        """Random pictures or recordings. Seeds with the same remainder by 3 have the same size."""
+        make = recording if self.modality is Modality.AUDIO else picture
+        return [make(seed) for seed in seeds]
 
 
 SIZES = (56, 56), (56, 112), (112, 56)
@@ -57,10 +66,22 @@ SIZES = (56, 56), (56, 112), (112, 56)
 
 
 def picture(seed: int) -> Image.Image:
-    """A picture of random pixels; seeds that have the same remainder by 3 have the same size."""
+    """A picture of random pixels."""
     width, height = SIZES[seed % len(SIZES)]
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
+
+
+SAMPLE_RATE = 16_000
+
+SECONDS = 0.5, 1.0, 2.0
+"""The lengths of recordings."""
+
+
+def recording(seed: int) -> npt.NDArray[np.float32]:
+    """A recording of noise."""
+    length = round(SAMPLE_RATE * SECONDS[seed % len(SECONDS)])
+    return np.random.default_rng(seed).normal(0, 0.1, length).astype(np.float32)
 
 
 def write_multimodal(family: Family, folder: Path) -> str:
@@ -68,7 +89,7 @@ def write_multimodal(family: Family, folder: Path) -> str:
 
     Its weights vary so much that its texts do not repeat one token.
     """
-    from transformers import AutoModelForImageTextToText, AutoTokenizer
+    from transformers import AutoModelForMultimodalLM, AutoTokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -86,7 +107,7 @@ def write_multimodal(family: Family, folder: Path) -> str:
     ids = dict(zip(texts, numbers, strict=True))
     config = family.config(ids)
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    model = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:

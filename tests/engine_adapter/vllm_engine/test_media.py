@@ -1,7 +1,7 @@
-"""Prompts with pictures: with every proposer, texts are those of plain decoding.
+"""Prompts with pictures or recordings: with every proposer, texts are those of plain decoding.
 
-Small random models in float32. Chunks cut pictures, prompts share prefixes with the same and with
-another picture, and one has none. The model of transformers says what plain decoding must be.
+Small random models in float32. Chunks cut items, prompts share prefixes with the same and with
+another item, and one has none. The model of transformers says what plain decoding must be.
 """
 
 import random
@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 import torch
 
+from engine_adapter.seam.media import Modality
 from engine_adapter.seam.types import NONE
 from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.architectures.small_models import LOUD
-from tests.engine_adapter.vllm_engine.support.image_engine import (
+from tests.engine_adapter.vllm_engine.support.media_engine import (
     MODELS,
     Answer,
-    ImageEngine,
-    ImageReference,
+    MediaEngine,
+    MediaReference,
     Prompt,
-    image_engine,
+    media_engine,
 )
 from tests.engine_adapter.vllm_engine.support.multimodal_families import FAMILIES
-from tests.engine_adapter.vllm_engine.support.multimodal_models import write_multimodal
+from tests.engine_adapter.vllm_engine.support.multimodal_models import Family, write_multimodal
 
 pytestmark = [
     pytest.mark.engine,
@@ -39,7 +40,7 @@ FAST = "qwen2_vl"
 """The family of `make test`: its positions have three dimensions."""
 
 OTHER = 72
-"""Added to the seed of a picture for another picture of the same size."""
+"""Added to the seed of an item for another one of the same size."""
 
 FEW_BLOCKS = 12
 """For fewer requests than run together."""
@@ -48,9 +49,9 @@ MORE_BLOCKS = {"gemma3": 4, "gemma4": 5, "mistral3": 2, "qwen3_5": 5}
 """So many times as many, where layers are in several groups."""
 
 LENGTHS = {"gemma4": 256}
-"""The longest request, where a picture has many tokens."""
+"""The longest request, where an item has many tokens."""
 
-Case = tuple[ImageEngine, Path]
+Case = tuple[MediaEngine, Path, Family]
 
 
 @pytest.fixture(
@@ -61,15 +62,16 @@ def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Case]:
     folder = tmp_path_factory.mktemp(request.param) / "target"
-    write_multimodal(FAMILIES[request.param], folder)
+    family = FAMILIES[request.param]
+    write_multimodal(family, folder)
     with pytest.MonkeyPatch.context() as patch:
-        engine = image_engine(patch, FAMILIES[request.param], folder)
-        yield engine, folder
+        engine = media_engine(patch, family, folder)
+        yield engine, folder, family
         engine.stop()
 
 
 def prompts_with(placeholder: tuple[int, ...]) -> list[Prompt]:
-    """Pictures first, last and twice; two prompts differ in the picture only."""
+    """Items first, last and twice; two prompts differ in the item only."""
     rng = random.Random(1)
 
     def text(length: int) -> tuple[int, ...]:
@@ -91,20 +93,20 @@ def check_same(answers: list[Answer], expected: list[Answer], what: str) -> None
 
 
 def check_drafts(prompts: list[Prompt], answers: list[Answer], method: str) -> None:
-    """A draft model of text alone drafts for the prompt without pictures only."""
+    """A draft model of text alone drafts for the prompt without items only."""
     for (_, seeds), answer in zip(prompts, answers, strict=True):
         if seeds and method == "draft":
             assert not answer.drafted
         elif method in MODELS:
             assert answer.drafted
-    with_pictures = [answer for (_, seeds), answer in zip(prompts, answers, strict=True) if seeds]
-    assert method == "draft" or any(answer.drafted for answer in with_pictures)
+    with_items = [answer for (_, seeds), answer in zip(prompts, answers, strict=True) if seeds]
+    assert method == "draft" or any(answer.drafted for answer in with_items)
 
 
-def test_the_trial_reads_a_picture_and_leaves_nothing(
+def test_the_trial_reads_an_item_and_leaves_nothing(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, _ = case
+    engine, _, family = case
     worker = engine.worker
     model = type(worker.model_runner.model)
     read: list[int] = []
@@ -118,18 +120,20 @@ def test_the_trial_reads_a_picture_and_leaves_nothing(
     monkeypatch.setattr(model, "embed_multimodal", count)
     assert worker.specgate_try_text() == ""
     assert read == []
-    assert worker.specgate_try_picture() == ""
-    assert len(read) == 1
-    assert read[0] > 0
+    for modality in Modality:
+        read.clear()
+        assert worker.specgate_try_media(modality.value) == ""
+        assert len(read) == (1 if modality is family.modality else 0)
+        assert all(read), "each item has embeddings"
     assert not worker.model_runner.encoder_cache.encoder_outputs
     assert not worker.model_runner.requests
 
 
 def test_texts_are_those_of_plain_decoding(case: Case) -> None:
-    engine, _ = case
+    engine, _, _ = case
     prompts = prompts_with(engine.placeholder)
     plain = engine.answers(prompts, NONE)
-    assert plain[0].tokens != plain[1].tokens[: len(plain[0].tokens)], "pictures change texts"
+    assert plain[0].tokens != plain[1].tokens[: len(plain[0].tokens)], "items change texts"
     for method in (*LOOKUPS, *engine.models):
         engine.reset_prefix_cache()
         answers = engine.answers(prompts, method)
@@ -153,12 +157,12 @@ def test_texts_are_those_of_plain_decoding(case: Case) -> None:
 
 @pytest.mark.prove
 def test_plain_texts_are_the_models(case: Case) -> None:
-    engine, folder = case
-    prompts, reference = prompts_with(engine.placeholder), ImageReference(str(folder))
+    engine, folder, family = case
+    prompts, reference = prompts_with(engine.placeholder), MediaReference(family, str(folder))
     for (_, seeds), answer in zip(prompts, engine.answers(prompts, NONE), strict=True):
         expected = reference.tokens(answer.prompt, seeds, len(answer.tokens))
         assert answer.tokens == expected
-        if seeds:  # the negative control: another picture has another text
+        if seeds:  # the negative control: another item has another text
             others = tuple(seed + OTHER for seed in seeds)
             assert answer.tokens != reference.tokens(answer.prompt, others, len(answer.tokens))
 
@@ -172,7 +176,7 @@ def test_preempted_requests_keep_their_texts(
     write_multimodal(FAMILIES[name], folder)
     blocks = FEW_BLOCKS * MORE_BLOCKS.get(name, 1)
     fields = {"num_gpu_blocks_override": blocks, "max_num_seqs": 6}
-    engine = image_engine(
+    engine = media_engine(
         monkeypatch, FAMILIES[name], folder, max_model_len=LENGTHS.get(name, 160), **fields
     )
     try:
@@ -189,11 +193,11 @@ def test_preempted_requests_keep_their_texts(
         engine.stop()
 
 
-def test_lost_pictures_are_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control: pictures whose embeddings are lost change texts."""
+def test_lost_items_are_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: items whose embeddings are lost change texts."""
     from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
 
-    engine, _ = case
+    engine, _, _ = case
     prompts = prompts_with(engine.placeholder)
     engine.reset_prefix_cache()
     plain = engine.answers(prompts, NONE)
@@ -210,14 +214,14 @@ def test_lost_pictures_are_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(a.tokens != b.tokens for a, b in zip(broken, plain, strict=True)) == 5
 
 
-def test_the_trial_names_why_pictures_cannot_be_read(
+def test_the_trial_names_why_items_cannot_be_read(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last test: the engine stays in the middle of a step."""
-    engine, _ = case
+    engine, _, family = case
 
     def fail(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(type(engine.worker.model_runner.model), "embed_multimodal", fail)
-    assert engine.worker.specgate_try_picture() == "RuntimeError: no kernel"
+    assert engine.worker.specgate_try_media(family.modality) == "RuntimeError: no kernel"

@@ -1,4 +1,4 @@
-"""Pictures behind http and https URLs, from allowed hosts only.
+"""Pictures and recordings behind http and https URLs, from allowed hosts only.
 
 A server that fetches what a client names can be used to reach what the client cannot. So a host
 must be allowed by name; its addresses must be public, each time they are asked for; the connection
@@ -15,22 +15,21 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from server.errors import InvalidField
-from server.images.data_urls import INVALID_URL
+from server.media.sources import MediaSource
 
 MAX_BYTES = 20 * 2**20
-"""The most bytes of a fetched picture."""
+"""The most bytes of a fetched file."""
 
 MAX_REDIRECTS = 3
 
 TIMEOUT_S = 10.0
-"""Seconds for a picture, with all its redirects."""
+"""Seconds for a file, with all its redirects."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host."""
 
 
-_RESOLVERS = ThreadPoolExecutor(2, "image-hosts")
+_RESOLVERS = ThreadPoolExecutor(2, "media-hosts")
 """A resolver that hangs holds up no other work in threads."""
 
 
@@ -48,8 +47,8 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and (mapped is None or is_public(str(mapped)))
 
 
-class ImageFetcher:
-    """Fetches pictures.
+class MediaFetcher:
+    """Fetches pictures and recordings.
 
     Args:
         allowed_hosts: from which it may fetch.
@@ -66,70 +65,68 @@ class ImageFetcher:
         self._allowed = frozenset(host.lower() for host in allowed_hosts)
         self._resolve, self._is_allowed_address = resolver, is_allowed_address
 
-    async def fetch(self, url: str, param: str) -> bytes:
-        """The bytes behind a URL. Raises `InvalidField`, naming `param`."""
+    async def fetch(self, source: MediaSource) -> bytes:
+        """The bytes behind a URL. Raises `InvalidField`."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await self._follow(url, param)
+                return await self._follow(source)
         except TimeoutError:
-            raise _refusal(param, f"it took more than {TIMEOUT_S:g} seconds") from None
+            raise source.unreachable(f"it took more than {TIMEOUT_S:g} seconds") from None
         except (httpx.HTTPError, OSError, UnicodeError) as error:
-            raise _refusal(param, str(error) or type(error).__name__) from error
+            raise source.unreachable(str(error) or type(error).__name__) from error
 
-    async def _follow(self, url: str, param: str) -> bytes:
+    async def _follow(self, source: MediaSource) -> bytes:
+        url = source.url
         # No proxy of the environment: it would resolve the name again.
         async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S) as client:
             for _ in range(MAX_REDIRECTS + 1):
-                request = await self._request(client, url, param)
+                request = await self._request(client, url, source)
                 response = await client.send(request, stream=True, follow_redirects=False)
                 try:
                     if not response.is_redirect:
-                        return await _body(response, param)
+                        return await _body(response, source)
                     url = urljoin(url, response.headers["location"])
                 finally:
                     await response.aclose()
-        raise _refusal(param, f"it was redirected more than {MAX_REDIRECTS} times")
+        raise source.unreachable(f"it was redirected more than {MAX_REDIRECTS} times")
 
-    async def _request(self, client: httpx.AsyncClient, url: str, param: str) -> httpx.Request:
+    async def _request(
+        self, client: httpx.AsyncClient, url: str, source: MediaSource
+    ) -> httpx.Request:
         """The request, to an address of the URL's host that was checked."""
         try:
             parts = urlsplit(url)
             host, port = (parts.hostname or "").lower(), parts.port
         except ValueError:
-            raise _refusal(param, "it is not a URL") from None
+            raise source.unreachable("it is not a URL") from None
         if parts.scheme not in ("http", "https") or not host:
-            raise _refusal(param, "only data, http and https URLs are read")
+            raise source.unreachable("only data, http and https URLs are read")
         if host not in self._allowed:
             allowed = "none is" if not self._allowed else f"{', '.join(sorted(self._allowed))} are"
             reason = f"its host is not allowed; {allowed} allowed (--allowed-media-domains)"
-            raise _refusal(param, reason)
+            raise source.unreachable(reason)
         port = port or (443 if parts.scheme == "https" else 80)
         addresses = await self._resolve(host, port)
         if not addresses or not all(map(self._is_allowed_address, addresses)):
-            raise _refusal(param, "its host has an address that is not public")
+            raise source.unreachable("its host has an address that is not public")
         address = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
         path = parts.path or "/"
         target = f"{parts.scheme}://{address}:{port}{path}" + (
             f"?{parts.query}" if parts.query else ""
         )
-        headers = {"Host": parts.netloc.rpartition("@")[2], "Accept": "image/*"}
+        headers = {"Host": parts.netloc.rpartition("@")[2], "Accept": f"{source.modality}/*"}
         return client.build_request(
             "GET", target, headers=headers, extensions={"sni_hostname": host}
         )
 
 
-async def _body(response: httpx.Response, param: str) -> bytes:
+async def _body(response: httpx.Response, source: MediaSource) -> bytes:
     if response.status_code != 200:
-        raise _refusal(param, f"its server answers {response.status_code}")
+        raise source.unreachable(f"its server answers {response.status_code}")
     chunks, size = [], 0
     async for chunk in response.aiter_bytes():
         size += len(chunk)
         if size > MAX_BYTES:
-            raise _refusal(param, f"it has more than {MAX_BYTES} bytes")
+            raise source.unreachable(f"it has more than {MAX_BYTES} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-def _refusal(param: str, reason: str) -> InvalidField:
-    message = f"{param}: the picture cannot be fetched: {reason}."
-    return InvalidField(param, message, INVALID_URL)

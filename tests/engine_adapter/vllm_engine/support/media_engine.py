@@ -13,18 +13,19 @@ from safetensors.torch import load_file
 
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
+from engine_adapter.seam.media import Modality
 from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod, Switch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import switch_to_wire, to_extra_args
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.gemma4_assistants import assistant
 from tests.engine_adapter.proposers.heads import Heads, medusa
-from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family, picture
+from tests.engine_adapter.vllm_engine.support.multimodal_models import SAMPLE_RATE, TEXT, Family
 from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
 from tests.engine_adapter.vllm_engine.support.window_models import write_random_model
 
 CHUNK = 24
-"""Tokens of a step: fewer than a prompt, and than some pictures."""
+"""Tokens of a step: fewer than a prompt, and than some items."""
 
 NOT_OF_THE_MODEL = "num_crops", "num_soft_tokens_per_image", "num_patches", "aspect_ratios"
 """What an image processor returns for the text's processor alone."""
@@ -32,7 +33,7 @@ NOT_OF_THE_MODEL = "num_crops", "num_soft_tokens_per_image", "num_patches", "asp
 MODELS = "draft", "eagle", "medusa", "mtp"
 
 Prompt = tuple[tuple[int, ...], tuple[int, ...]]
-"""Token ids with a placeholder for each picture, and the seeds of the pictures."""
+"""Token ids with a placeholder for each item, and the seeds of the items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Answer:
     """What a request got.
 
     Attributes:
-        prompt: with the tokens of its pictures.
+        prompt: with the tokens of its items.
         drafted: the drafts that were verified.
         accepted: how many of them are tokens of the answer.
     """
@@ -51,7 +52,7 @@ class Answer:
     accepted: int
 
 
-class ImageEngine:
+class MediaEngine:
     """The engine.
 
     Args:
@@ -62,7 +63,7 @@ class ImageEngine:
 
     Attributes:
         models: its draft models and heads.
-        placeholder: the tokens that stand for a picture in a prompt.
+        placeholder: the tokens that stand for an item in a prompt.
         preemptions: of all answers.
     """
 
@@ -95,6 +96,7 @@ class ImageEngine:
         tokenizer = self._engine.renderer.tokenizer
         placeholder = tokenizer.encode(family.placeholder, add_special_tokens=False)
         self.placeholder: tuple[int, ...] = tuple(placeholder)
+        self._family = family
         self.preemptions, self._number = 0, 0
         # Request id -> its drafts, and the accepted ones.
         self._drafts: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
@@ -187,7 +189,7 @@ class ImageEngine:
     def _input(self, tokens: Sequence[int], seeds: Sequence[int]) -> Any:
         prompt: dict[str, Any] = {"prompt_token_ids": list(tokens)}
         if seeds:
-            prompt["multi_modal_data"] = {"image": [picture(seed) for seed in seeds]}
+            prompt["multi_modal_data"] = {self._family.modality: self._family.items(seeds)}
         return self._engine.renderer.process_for_engine(prompt, 0.0, skip_mm_cache=True)
 
     def stop(self) -> None:
@@ -196,9 +198,9 @@ class ImageEngine:
         self._engine.renderer.shutdown()
 
 
-def image_engine(
+def media_engine(
     patch: pytest.MonkeyPatch, family: Family, folder: Path, **arguments: Any
-) -> ImageEngine:
+) -> MediaEngine:
     """An engine with lookups, a draft model of text alone, and heads; in this process.
 
     Gated delta networks compute in float32.
@@ -233,7 +235,7 @@ def image_engine(
     if family.has_assistant:
         proposers.append({"name": "mtp", "model": _write_assistant(folder)})
     proposers = [proposer | {"num_speculative_tokens": 3} for proposer in proposers]
-    return ImageEngine(family, str(folder), proposers, **arguments)
+    return MediaEngine(family, str(folder), proposers, **arguments)
 
 
 def _write_assistant(target: Path) -> str:
@@ -244,35 +246,51 @@ def _write_assistant(target: Path) -> str:
     return assistant(Heads(text, output)).write(target.parent / "assistant")
 
 
-class ImageReference:
+class MediaReference:
     """The model of transformers in float32.
 
     Args:
+        family: of the model.
         folder: that has it.
     """
 
-    def __init__(self, folder: str) -> None:
-        from transformers import AutoModelForImageTextToText, AutoProcessor
+    def __init__(self, family: Family, folder: str) -> None:
+        from transformers import AutoModelForMultimodalLM, AutoProcessor
 
-        self._model = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32
-        ).eval()
+        self._family = family
+        self._model = AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._processor = AutoProcessor.from_pretrained(folder)
 
     def tokens(self, prompt: Sequence[int], seeds: Sequence[int], count: int) -> tuple[int, ...]:
-        """The greedy continuation of a prompt with the tokens of its pictures."""
+        """The greedy continuation of a prompt with the tokens of its items."""
         inputs: dict[str, Any] = {}
-        if seeds:
-            pictures = [picture(seed) for seed in seeds]
-            features = self._processor.image_processor(pictures, return_tensors="pt")
-            inputs = dict(features.to(torch.float32))  # Llama 4's are in bfloat16
-            for counts in NOT_OF_THE_MODEL:
-                inputs.pop(counts, None)
-            if "image_grid_thw" in inputs:  # positions have several dimensions
-                is_image = torch.tensor([list(prompt)]) == self._model.config.image_token_id
-                inputs["mm_token_type_ids"] = is_image.int()
+        if seeds and self._family.modality is Modality.AUDIO:
+            inputs = self._features_of_recordings(seeds)
+        elif seeds:
+            inputs = self._features_of_pictures(prompt, seeds)
         options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         options |= {"max_new_tokens": count, "min_new_tokens": count}
         with torch.inference_mode():
             made = self._model.generate(torch.tensor([list(prompt)]), **inputs, **options)
         return tuple(made[0, len(prompt) :].tolist())
+
+    def _features_of_pictures(self, prompt: Sequence[int], seeds: Sequence[int]) -> dict[str, Any]:
+        features = self._processor.image_processor(self._family.items(seeds), return_tensors="pt")
+        inputs = dict(features.to(torch.float32))  # Llama 4's are in bfloat16
+        for counts in NOT_OF_THE_MODEL:
+            inputs.pop(counts, None)
+        if "image_grid_thw" in inputs:  # positions have several dimensions
+            is_image = torch.tensor([list(prompt)]) == self._model.config.image_token_id
+            inputs["mm_token_type_ids"] = is_image.int()
+        return inputs
+
+    def _features_of_recordings(self, seeds: Sequence[int]) -> dict[str, Any]:
+        features = self._processor.feature_extractor(
+            self._family.items(seeds),
+            sampling_rate=SAMPLE_RATE,
+            return_attention_mask=True,
+            padding="max_length",
+            return_tensors="pt",
+        )
+        features["feature_attention_mask"] = features.pop("attention_mask")
+        return dict(features)

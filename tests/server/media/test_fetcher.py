@@ -9,9 +9,11 @@ from typing import ClassVar
 
 import pytest
 
+from engine_adapter.seam.media import Modality
 from server.errors import InvalidField
-from server.images import fetcher as module
-from server.images.fetcher import MAX_BYTES, ImageFetcher, is_public
+from server.media import fetcher as module
+from server.media.fetcher import MAX_BYTES, MediaFetcher, is_public
+from server.media.sources import MediaSource
 
 PARAM = "messages.0.content.0.image_url.url"
 HOST = "pictures.example"
@@ -58,14 +60,18 @@ async def loopback(host: str, port: int) -> Sequence[str]:
     return ["127.0.0.1"]
 
 
-def local() -> ImageFetcher:
+def local() -> MediaFetcher:
     """A fetcher for which this machine is the internet."""
-    return ImageFetcher([HOST], loopback, lambda address: address == "127.0.0.1")
+    return MediaFetcher([HOST], loopback, lambda address: address == "127.0.0.1")
 
 
-async def refusal(fetcher: ImageFetcher, url: str) -> str:
+def picture(url: str) -> MediaSource:
+    return MediaSource(Modality.IMAGE, PARAM, url)
+
+
+async def refusal(fetcher: MediaFetcher, url: str) -> str:
     with pytest.raises(InvalidField) as caught:
-        await fetcher.fetch(url, PARAM)
+        await fetcher.fetch(picture(url))
     assert (caught.value.param, caught.value.code) == (PARAM, "invalid_image_url")
     return str(caught.value.message)
 
@@ -74,13 +80,13 @@ async def test_a_picture_of_an_allowed_host_is_fetched_from_the_address_that_was
     port: int,
 ) -> None:
     url = f"http://{HOST.upper()}:{port}/a.png?size=1"
-    assert await local().fetch(url, PARAM) == b"picture"
+    assert await local().fetch(picture(url)) == b"picture"
     assert Pages.hosts[-1].lower() == f"{HOST}:{port}"
 
 
 async def test_a_host_must_be_allowed_by_name(port: int) -> None:
     assert "--allowed-media-domains" in await refusal(local(), f"http://127.0.0.1:{port}/a.png")
-    assert "none is allowed" in await refusal(ImageFetcher([]), f"http://{HOST}/a.png")
+    assert "none is allowed" in await refusal(MediaFetcher([]), f"http://{HOST}/a.png")
 
 
 @pytest.mark.parametrize(
@@ -111,12 +117,12 @@ async def test_a_host_with_one_private_address_is_refused() -> None:
     async def both(host: str, port: int) -> Sequence[str]:
         return ["8.8.8.8", "127.0.0.1"]
 
-    assert "not public" in await refusal(ImageFetcher([HOST], both), f"http://{HOST}/a.png")
+    assert "not public" in await refusal(MediaFetcher([HOST], both), f"http://{HOST}/a.png")
 
 
 async def test_a_redirect_is_checked_like_a_first_url(port: int) -> None:
     again = f"http://{HOST}:{port}"
-    assert await local().fetch(f"{again}/to/{again}/a.png", PARAM) == b"picture"
+    assert await local().fetch(picture(f"{again}/to/{again}/a.png")) == b"picture"
     inside = f"{again}/to/http://127.0.0.1:{port}/a.png"
     assert "not allowed" in await refusal(local(), inside)
 
@@ -127,7 +133,7 @@ async def test_a_second_answer_for_the_name_is_checked_too(port: int) -> None:
     async def rebinding(host: str, port: int) -> Sequence[str]:
         return next(answers)
 
-    fetcher = ImageFetcher([HOST], rebinding, lambda address: address == "127.0.0.1")
+    fetcher = MediaFetcher([HOST], rebinding, lambda address: address == "127.0.0.1")
     again = f"http://{HOST}:{port}"
     assert "not public" in await refusal(fetcher, f"{again}/to/{again}/a.png")
 
@@ -155,4 +161,4 @@ async def test_a_name_that_does_not_resolve_is_refused() -> None:
     async def nowhere(host: str, port: int) -> Sequence[str]:
         raise OSError("Name or service not known")
 
-    assert "not known" in await refusal(ImageFetcher([HOST], nowhere), f"https://{HOST}/a.png")
+    assert "not known" in await refusal(MediaFetcher([HOST], nowhere), f"https://{HOST}/a.png")

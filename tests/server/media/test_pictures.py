@@ -4,29 +4,31 @@ import time
 
 import pytest
 
+from engine_adapter.seam.media import Modality
 from server.errors import InvalidField
-from server.images.data_urls import read_data_url
-from server.images.decoding import FORMATS, MAX_PIXELS, decode
-from tests.server.pictures import animation, bomb, data_url, encoded
+from server.media.pictures import FORMATS, MAX_PIXELS, decode_picture
+from server.media.sources import MediaSource
+from tests.server.pictures import animation, bomb, encoded
 
 PARAM = "messages.0.content.0.image_url.url"
+SOURCE = MediaSource(Modality.IMAGE, PARAM)
 
 
 def refusal(content: bytes) -> str:
     with pytest.raises(InvalidField) as caught:
-        decode(content, PARAM)
+        decode_picture(content, SOURCE)
     assert (caught.value.param, caught.value.code) == (PARAM, "invalid_image")
     return str(caught.value.message)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_picture_of_each_format_is_read(kind: str) -> None:
-    image = decode(encoded(30, 20, kind), PARAM)
+    image = decode_picture(encoded(30, 20, kind), SOURCE)
     assert (image.size, image.mode) == ((30, 20), "RGB")
 
 
 def test_the_first_picture_of_an_animation_is_read() -> None:
-    assert decode(animation(), PARAM).getpixel((5, 5)) == (0, 0, 0)
+    assert decode_picture(animation(), SOURCE).getpixel((5, 5)) == (0, 0, 0)
 
 
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded() -> None:
@@ -65,20 +67,6 @@ def test_a_strip_of_a_picture_is_refused() -> None:
     assert "differ too much" in refusal(encoded(1, 300))
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["data:", "data:image/png,abc", "data:image/png;base64", "data:image/png;base64,=", "data:,"],
-)
-def test_a_data_url_without_base64_is_refused(url: str) -> None:
-    with pytest.raises(InvalidField) as caught:
-        read_data_url(url, PARAM)
-    assert caught.value.code == "invalid_image_url"
-
-
-def test_the_bytes_of_a_data_url_are_read() -> None:
-    assert read_data_url(data_url(b"abc"), PARAM) == b"abc"
-
-
 @pytest.mark.prove
 def test_a_thousand_damaged_files_are_read_or_refused_at_once() -> None:
     import random
@@ -94,7 +82,7 @@ def test_a_thousand_damaged_files_are_read_or_refused_at_once() -> None:
             del content[random.randrange(len(content)) :]
         begun = time.perf_counter()
         try:
-            assert decode(bytes(content), PARAM).mode == "RGB"
+            assert decode_picture(bytes(content), SOURCE).mode == "RGB"
         except InvalidField:
             refused += 1
         assert time.perf_counter() - begun < 5

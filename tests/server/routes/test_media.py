@@ -1,20 +1,23 @@
-"""Pictures in chats, responses and messages."""
+"""Pictures and recordings in chats, responses and messages."""
 
 from typing import Any
 
 import pytest
 
+from engine_adapter.seam.media import Modality
+from server.media import prompts
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 from tests.server.pictures import animation, bomb, data_url, encoded, image_part
+from tests.server.recordings import PLAYLISTS, audio_part, compressed, tone, wav
 
 TEXT = {"type": "text", "text": "What is this?"}
 
 
 @pytest.fixture
 async def pictured(start: StartGateway) -> Gateway:
-    """A gateway whose target takes three pictures."""
-    return await start(engine_args={"fake_images": 3})
+    """A gateway whose target takes three pictures and three recordings."""
+    return await start(engine_args={"fake_media": 3})
 
 
 async def prompt_tokens(gateway: Gateway, content: Any, **fields: Any) -> int:
@@ -144,15 +147,96 @@ async def test_pictures_that_fill_the_context_are_refused(pictured: Gateway) -> 
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
 
 
-def counted(gateway: Gateway) -> dict[str, float | None]:
+async def test_a_recording_counts_as_its_tokens(pictured: Gateway) -> None:
+    plain = await prompt_tokens(pictured, [TEXT])
+    of_second = await prompt_tokens(pictured, [TEXT, audio_part()]) - plain
+    of_four = await prompt_tokens(pictured, [TEXT, audio_part(wav(tone(4)))]) - plain
+    assert of_second > 0
+    assert of_four - of_second == 3
+    url = data_url(compressed("ogg", 4), "audio/ogg")
+    part = {"type": "audio_url", "audio_url": {"url": url}}
+    assert await prompt_tokens(pictured, [TEXT, part]) - plain == of_four
+
+
+async def test_a_chat_has_pictures_and_recordings(pictured: Gateway) -> None:
+    content = [audio_part(), TEXT, image_part(), audio_part(wav(tone(4)))]
+    body = {"messages": [{"role": "user", "content": content}]}
+    counted = (await pictured.post("/tokenize", body)).json()
+    assert counted["count"] == await prompt_tokens(pictured, content)
+    plain = await prompt_tokens(pictured, [TEXT])
+    each = [await prompt_tokens(pictured, [TEXT, part]) - plain for part in content if part != TEXT]
+    assert counted["count"] == plain + sum(each)
+
+
+DATA, URL = "input_audio.data", "audio_url.url"
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "reason"),
+    [
+        (audio_part(b"x" * 100), DATA, "none of the formats"),
+        (audio_part(encoded()), DATA, "none of the formats"),
+        (audio_part(PLAYLISTS["sdp"]), DATA, "none of the formats"),
+        ({"type": "input_audio", "input_audio": {"data": "*"}}, DATA, "not base64"),
+        ({"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/a"}}, URL, "not allowed"),
+        ({"type": "audio_url", "audio_url": {"url": "file:///etc/passwd"}}, URL, "only data, http"),
+    ],
+    ids=["letters", "picture", "playlist", "base64", "loopback", "file"],
+)
+async def test_a_hostile_recording_is_a_400_that_names_its_field(
+    pictured: Gateway, part: Any, field: str, reason: str
+) -> None:
+    response = await pictured.chat([TEXT, part])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, f"messages.0.content.1.{field}")
+    assert reason in error["message"]
+    assert "recording" in error["message"] or reason == "not base64"
+
+
+async def test_recordings_of_a_request_are_bounded_together(
+    pictured: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(prompts.MAX_SIZES, Modality.AUDIO, (3, "seconds"))
+    assert await prompt_tokens(pictured, [audio_part(), audio_part(wav(tone(2)))])
+    response = await pictured.chat(
+        [audio_part(wav(tone(2))), image_part(), audio_part(wav(tone(2)))]
+    )
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages.0.content.2.input_audio.data")
+    assert "the recordings have 4 seconds together; at most 3 are read" in error["message"]
+
+
+async def test_more_recordings_than_the_limit_are_refused(pictured: Gateway) -> None:
+    response = await pictured.chat([image_part(), *[audio_part()] * 4])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages.0.content.4.input_audio.data")
+    assert "has 4 recordings; at most 3 are read (--limit-mm-per-prompt)" in error["message"]
+
+
+async def test_a_target_of_text_takes_no_recording(gateway: Gateway) -> None:
+    response = await gateway.chat([TEXT, audio_part()])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages.0.content.1.input_audio.data")
+    assert "this model takes no recordings, only text." in error["message"]
+
+
+async def test_other_parts_are_refused_by_their_type(pictured: Gateway) -> None:
+    part = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    response = await pictured.chat([TEXT, part])
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages.0.content.1.type")
+    assert "only parts of the types text, image_url, input_audio, audio_url" in error["message"]
+
+
+def counted(gateway: Gateway, modality: str = "image") -> dict[str, float | None]:
     return {
-        outcome: gateway.sample("specgate_images_total", outcome=outcome)
+        outcome: gateway.sample("specgate_media_total", modality=modality, outcome=outcome)
         for outcome in ("read", "not_fetched", "unusable")
     }
 
 
 def added_tokens(gateway: Gateway) -> float:
-    tokens = gateway.sample("specgate_image_tokens_total")
+    tokens = gateway.sample("specgate_media_tokens_total")
     assert tokens is not None
     return tokens
 
@@ -167,24 +251,35 @@ async def test_pictures_their_tokens_and_their_time_are_counted(pictured: Gatewa
     assert of_small_and_large - of_two_small == 10 * 5 - 2 * 2
     assert counted(pictured) == {"read": 4, "not_fetched": 0, "unusable": 0}
     for stage, count in {"fetch": 0, "wait": 2, "process": 2}.items():
-        assert pictured.sample("specgate_image_seconds_count", stage=stage) == count
+        assert pictured.sample("specgate_media_seconds_count", stage=stage) == count
 
 
 @pytest.mark.parametrize(
-    ("part", "outcome"),
+    ("part", "modality", "outcome"),
     [
-        (image_part(b"<svg/>"), "unusable"),
-        ({"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}, "not_fetched"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,*"}}, "not_fetched"),
+        (image_part(b"<svg/>"), "image", "unusable"),
+        (audio_part(b"<svg/>"), "audio", "unusable"),
+        (
+            {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}},
+            *("image", "not_fetched"),
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,*"}},
+            *("image", "not_fetched"),
+        ),
+        ({"type": "input_audio", "input_audio": {"data": "*"}}, "audio", "not_fetched"),
     ],
-    ids=["svg", "loopback", "base64"],
+    ids=["svg", "no recording", "loopback", "base64", "base64 of a recording"],
 )
-async def test_a_picture_that_is_not_used_is_counted_once(
-    pictured: Gateway, part: Any, outcome: str
+async def test_an_item_that_is_not_used_is_counted_once(
+    pictured: Gateway, part: Any, modality: str, outcome: str
 ) -> None:
     response = await pictured.chat([TEXT, image_part(), part])
     assert response.status_code == 400
-    assert counted(pictured) == {"read": 0, "not_fetched": 0, "unusable": 0, outcome: 1}
+    nothing = {"read": 0, "not_fetched": 0, "unusable": 0}
+    for each in ("image", "audio"):
+        expected = nothing | ({outcome: 1} if each == modality else {})
+        assert counted(pictured, each) == expected
 
 
 async def test_pictures_that_were_prepared_leave_their_place(pictured: Gateway) -> None:
