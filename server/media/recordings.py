@@ -1,6 +1,7 @@
 """The bytes of a recording -> its samples, in bounded memory and time."""
 
 import io
+import time
 from itertools import chain
 from typing import Any
 
@@ -17,6 +18,9 @@ FFmpeg knows others that are lists of further files, or ask it to receive from a
 
 MAX_SECONDS = 600
 """The longest recording, as in vLLM."""
+
+MAX_CPU_S = 10
+"""The most CPU time for a recording: ordinary ones of 600 seconds take 0.5 to 2.5."""
 
 MAX_DECODED_SAMPLES = MAX_SECONDS * 2 * 48_000
 """The most samples that are decoded, of all channels: those of the longest recording in stereo."""
@@ -41,7 +45,8 @@ def decode_recording(content: bytes, sample_rate: int, source: MediaSource) -> n
         with av.open(io.BytesIO(content), options=options) as container:
             samples = _decode(container, sample_rate, source)
     except (av.error.FFmpegError, ValueError) as error:  # ValueError: the channels change
-        reason = f"it is damaged, or has none of the formats {', '.join(FORMATS)} ({error})"
+        cause = getattr(error, "strerror", None) or error
+        reason = f"it is damaged, or has none of the formats {', '.join(FORMATS)} ({cause})"
         raise source.unusable(reason) from error
     if not len(samples):
         raise source.unusable("it is empty")
@@ -55,9 +60,10 @@ def _decode(container: Any, sample_rate: int, source: MediaSource) -> npt.NDArra
     if not container.streams.audio:
         raise source.unusable("it has no audio")
     # Packed: PyAV 18 reads beyond the memory of a frame with eight planes.
-    resampler = av.AudioResampler(format="flt", rate=sample_rate)
+    resampler = av.AudioResampler(format="flt", rate=sample_rate, frame_size=sample_rate)
     parts = [np.zeros(0, np.float32)]
     num_decoded = num_samples = 0
+    ends_at = time.thread_time() + MAX_CPU_S
     for frame in chain(container.decode(container.streams.audio[0]), [None]):
         resampled = [_mean_of_channels(part) for part in resampler.resample(frame)]
         parts += resampled
@@ -68,6 +74,8 @@ def _decode(container: Any, sample_rate: int, source: MediaSource) -> npt.NDArra
                 f"it is longer than {MAX_SECONDS} seconds, or its channels have more than "
                 f"{MAX_DECODED_SAMPLES} samples together"
             )
+        if time.thread_time() > ends_at:
+            raise source.unusable(f"it takes more than {MAX_CPU_S} seconds to decode")
     return np.concatenate(parts)
 
 

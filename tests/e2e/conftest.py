@@ -1,6 +1,7 @@
 """The real servers of end-to-end tests."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +25,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A small LLaVA with random weights, which takes pictures."""
-    folder = tmp_path_factory.mktemp("pictures")
-    target = write_multimodal(FAMILIES["llava"], folder / "target")
+    yield from _served("llava", tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A small Qwen2-Audio with random weights, which takes recordings."""
+    yield from _served("qwen2_audio", tmp_path_factory.mktemp("recordings"))
+
+
+def _served(family: str, folder: Path) -> Iterator[Served]:
+    target = write_multimodal(FAMILIES[family], folder / "target")
     flags = ("--proposer", "ngram", "--dtype", "float32", "--max-model-len", "1024")
     served = Served.start_beside(folder / "server.log", target, *flags)
     yield served

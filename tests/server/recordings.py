@@ -20,10 +20,12 @@ CODECS = {
 """FFmpeg's name of a format -> a codec of it, and a sample rate of that in Hz."""
 
 
-def tone(seconds: float, sample_rate: int = 16_000, hertz: float = 440) -> npt.NDArray[np.float32]:
-    """The samples of a tone of half the loudness."""
+def tone(
+    seconds: float, sample_rate: int = 16_000, loudness: float = 0.5
+) -> npt.NDArray[np.float32]:
+    """The samples of a tone of 440 Hz."""
     times = np.arange(round(seconds * sample_rate)) / sample_rate
-    return (0.5 * np.sin(2 * np.pi * hertz * times)).astype(np.float32)
+    return (loudness * np.sin(2 * np.pi * 440 * times)).astype(np.float32)
 
 
 def wav(*channels: npt.NDArray[np.float32], sample_rate: int = 16_000) -> bytes:
@@ -38,13 +40,14 @@ def wav(*channels: npt.NDArray[np.float32], sample_rate: int = 16_000) -> bytes:
     return file.getvalue()
 
 
-def compressed(kind: str, seconds: float = 1.0) -> bytes:
+def compressed(kind: str, seconds: float = 1.0, loudness: float = 0.5) -> bytes:
     """The file of a tone in a format of `CODECS`."""
     codec, sample_rate = CODECS[kind]
+    samples = tone(seconds, sample_rate, loudness)
     file = io.BytesIO()
     with av.open(file, "w", format=kind) as container:
         stream: Any = container.add_stream(codec, rate=sample_rate, layout="mono")
-        frame = av.AudioFrame.from_ndarray(tone(seconds, sample_rate)[None], "fltp", "mono")
+        frame = av.AudioFrame.from_ndarray(samples[None], "fltp", "mono")
         frame.sample_rate = sample_rate
         stream.open()
         resampler = av.AudioResampler(

@@ -2,6 +2,8 @@
 
 import random
 import time
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,6 +105,16 @@ def test_a_long_file_of_silence_is_refused_at_once() -> None:
     begun = time.perf_counter()
     assert "longer than 600 seconds" in refusal(silence)
     assert time.perf_counter() - begun < 5
+
+
+def test_a_recording_of_very_many_frames_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = compressed("mp3", 3)
+    assert len(decode_recording(content, RATE, SOURCE))
+    seconds = count()
+    clock = SimpleNamespace(thread_time=lambda: next(seconds))
+    monkeypatch.setattr(module, "time", clock)
+    assert "more than 10 seconds to decode" in refusal(content)
+    assert next(seconds) < 20
 
 
 @pytest.mark.prove

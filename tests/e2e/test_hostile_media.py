@@ -1,4 +1,4 @@
-"""Hostile pictures on a real engine, with small requests beside them."""
+"""Hostile pictures and recordings on a real engine, with small requests beside them."""
 
 import asyncio
 import io
@@ -8,9 +8,11 @@ import pytest
 from PIL import Image
 
 from server.media.pictures import MAX_PIXELS
+from server.media.recordings import MAX_SECONDS
 from tests.e2e.served import Served
 from tests.e2e.test_hostile_bodies import ERROR_BYTES, TRIES, trial
 from tests.server.pictures import animation, bomb, encoded, image_part
+from tests.server.recordings import PLAYLISTS, audio_part, compressed, tone, wav
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
@@ -27,7 +29,7 @@ def plain_picture(side: int, kind: str = "PNG") -> bytes:
 SIDE = int(MAX_PIXELS**0.5)
 """Of the largest square that is read."""
 
-CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
+PICTURES: dict[str, tuple[list[dict[str, Any]], int]] = {
     "the largest picture": ([image_part(plain_picture(SIDE))], 200),
     "two of the largest": ([image_part(plain_picture(SIDE, "JPEG"))] * 2, 200),
     "a bomb": ([image_part(bomb())], 400),
@@ -42,20 +44,50 @@ CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
 """Name -> the parts of the message, and the status of the answer."""
 
 
-@pytest.mark.parametrize("name", CASES)
+def silence(seconds: int) -> bytes:
+    """A long recording: few bytes."""
+    return compressed("flac", seconds, loudness=0)
+
+
+RECORDINGS: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "the longest recording": ([audio_part(silence(MAX_SECONDS - 1))], 200),
+    "a longer one": ([audio_part(silence(MAX_SECONDS + 10))], 400),
+    "two that are too long together": ([audio_part(silence(MAX_SECONDS - 1))] * 2, 400),
+    "many recordings": ([audio_part(wav(tone(0.2)))] * 16, 200),
+    "more recordings than the limit": ([audio_part()] * 65, 400),
+    "half a recording": ([audio_part(compressed("flac", 60)[:200])], 400),
+    "a picture": ([audio_part(encoded())], 400),
+    "an address": ([audio_part(PLAYLISTS["sdp"])], 400),
+    "loopback of a recording": (
+        [{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a"}}],
+        400,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
 def test_small_requests_are_served_beside_each_picture(pictured: Served, name: str) -> None:
-    parts, status = CASES[name]
+    check_beside(pictured, *PICTURES[name], "image_url.url")
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_small_requests_are_served_beside_each_recording(hearing: Served, name: str) -> None:
+    check_beside(hearing, *RECORDINGS[name], "messages.0.content.")
+
+
+def check_beside(served: Served, parts: list[dict[str, Any]], status: int, field: str) -> None:
+    """Small requests take at most three times as long beside a chat with `parts`."""
     body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 8, "temperature": 0}
     ratios = []
     for _ in range(TRIES):
-        alone = asyncio.run(trial(pictured.url, None))
-        done = asyncio.run(trial(pictured.url, PATH, body))
+        alone = asyncio.run(trial(served.url, None))
+        done = asyncio.run(trial(served.url, PATH, body))
         assert done.status == status, done.text[:300]
         if status == 400:
             assert len(done.text) < ERROR_BYTES
-            assert "image_url.url" in done.text
+            assert field in done.text
         ratios.append(done.worst_s / alone.worst_s)
         if ratios[-1] <= 3:
             break
-    print(f"{name}: {done.seconds:.2f} s, small ones {min(ratios):.2f} times their time alone")
+    print(f"{done.seconds:.2f} s, small ones {min(ratios):.2f} times their time alone")
     assert min(ratios) <= 3, ratios
