@@ -6,31 +6,40 @@ from typing import Any
 from engine_adapter.seam.media import Modality
 from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family
 
-ENCODER = {
-    "d_model": 64,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 96,
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 96,
     "num_mel_bins": 32,
 }
-"""A small encoder of Whisper's kind."""
+"""Of a small encoder of Whisper's kind."""
+
+
+def _features() -> Any:
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor(SIZES["num_mel_bins"])
 
 
 def _qwen2_audio(ids: Mapping[str, int]) -> Any:
     from transformers import Qwen2AudioConfig
 
     return Qwen2AudioConfig(
-        audio_config=ENCODER,
+        audio_config={"model_type": "qwen2_audio_encoder", **SIZES},
         text_config={**TEXT, "model_type": "qwen2"},
         audio_token_index=ids["<|AUDIO|>"],
     )
 
 
 def _qwen2_audio_processor(tokenizer: Any) -> Any:
-    from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
+    from transformers import Qwen2AudioProcessor
 
-    return Qwen2AudioProcessor(WhisperFeatureExtractor(ENCODER["num_mel_bins"]), tokenizer)
+    return Qwen2AudioProcessor(_features(), tokenizer)
 
+
+LANGUAGE_MODEL = {"language_model.model.model.": "language_model.model."}
+"""transformers 5 writes one level more than it reads."""
 
 FAMILIES = {
     "qwen2_audio": Family(
@@ -39,7 +48,7 @@ FAMILIES = {
         ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),
         _qwen2_audio,
         _qwen2_audio_processor,
-        {"language_model.model.model.": "language_model.model."},
+        LANGUAGE_MODEL,
         modality=Modality.AUDIO,
     ),
 }

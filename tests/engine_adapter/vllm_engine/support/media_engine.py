@@ -129,6 +129,12 @@ class MediaEngine:
         """vLLM's, with Specgate's hooks."""
         return self._engine.engine_core.engine_core.model_executor.driver_worker.worker
 
+    @property
+    def modalities(self) -> set[str]:
+        """Those that the model takes."""
+        limits = self._engine.renderer.get_mm_processor().info.allowed_mm_limits
+        return {modality for modality, limit in limits.items() if limit}
+
     def reset_prefix_cache(self) -> None:
         """Forgets all cached blocks."""
         assert self._engine.reset_prefix_cache()
@@ -289,8 +295,8 @@ class MediaReference:
             self._family.items(seeds),
             sampling_rate=SAMPLE_RATE,
             return_attention_mask=True,
-            padding="max_length",
             return_tensors="pt",
         )
-        features["feature_attention_mask"] = features.pop("attention_mask")
+        if "attention_mask" in features:  # of Whisper's extractor
+            features["feature_attention_mask"] = features.pop("attention_mask")
         return dict(features)

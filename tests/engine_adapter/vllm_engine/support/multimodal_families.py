@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from engine_adapter.seam.media import Modality
 from tests.engine_adapter.vllm_engine.support import audio_families, mrope_families
 from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family
 
@@ -104,6 +105,20 @@ def _gemma4(ids: Mapping[str, int]) -> Any:
         video_token_id=ids["<|video|>"],
         tie_word_embeddings=False,
     )
+
+
+def _gemma4_with_audio(ids: Mapping[str, int]) -> Any:
+    config = _gemma4(ids)
+    audio = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "subsampling_conv_channels": (128, 4),  # the first is the mel bins too
+        "output_proj_dims": 48,
+    }
+    fields = {"audio_config": audio, "audio_token_id": ids["<|audio|>"]}
+    fields |= {"boa_token_id": ids["<|audio>"], "eoa_token_index": ids["<audio|>"]}
+    return type(config)(**(config.to_dict() | fields))
 
 
 def _gemma4_processor(tokenizer: Any) -> Any:
@@ -244,6 +259,15 @@ def _llama4_processor(tokenizer: Any) -> Any:
     return Llama4Processor(pictures, tokenizer, patch_size=14, pixel_shuffle_ratio=0.5)
 
 
+GEMMA4_TOKENS = {
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "audio_token": "<|audio|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+}
+
 VISION_MODEL = {"vision_tower.": "vision_tower.vision_model."}
 """Where vLLM has a level more than transformers 5."""
 
@@ -272,18 +296,21 @@ FAMILIES = {
     "gemma4": Family(
         "gemma4",
         "<|image|>",
-        ("<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"),
+        (*GEMMA4_TOKENS.values(), "<|video|>"),
         _gemma4,
         _gemma4_processor,
-        named_tokens={
-            "image_token": "<|image|>",
-            "boi_token": "<|image>",
-            "eoi_token": "<image|>",
-            "audio_token": "<|audio|>",
-            "boa_token": "<|audio>",
-            "eoa_token": "<audio|>",
-        },
+        named_tokens=GEMMA4_TOKENS,
         has_assistant=True,
+    ),
+    "gemma4_audio": Family(
+        "gemma4",
+        "<|audio|>",
+        (*GEMMA4_TOKENS.values(), "<|video|>"),
+        _gemma4_with_audio,
+        _gemma4_processor,
+        named_tokens=GEMMA4_TOKENS,
+        has_assistant=True,
+        modality=Modality.AUDIO,
     ),
     "idefics3": Family(
         "idefics3",
