@@ -20,7 +20,8 @@ SECOND_TOKENS = 25
 
 @pytest.fixture(scope="module")
 def client(hearing: Served) -> Iterator[openai.OpenAI]:
-    with httpx.Client(trust_env=False, timeout=120) as transport:
+    with httpx.Client(trust_env=False, timeout=120) as http_client:
+        transport: Any = http_client
         yield openai.OpenAI(
             base_url=f"{hearing.url}/v1", api_key="none", max_retries=0, http_client=transport
         )
