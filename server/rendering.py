@@ -56,7 +56,7 @@ class Renderer:
     Args:
         special_tokens_as_text: whether the text of a special token in a chat or a prediction is
             text. If not, it is the token.
-        media: what pictures and recordings the target takes; `None` if it takes text only.
+        media: what media the target takes; `None` if it takes text only.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ class Renderer:
         param: str = "messages",
         max_chars: int | None = None,
     ) -> tuple[int, ...]:
-        """The token ids of a chat, as the template renders it, with a placeholder for each picture
-        and recording.
+        """The token ids of a chat, as the template renders it, with a placeholder for each item
+        of its media.
 
         `variables` are the template's own, such as `enable_thinking`; `tools` are in OpenAI's
         format; `template` is used instead of the server's. Raises `InvalidField`, mostly naming

@@ -1,4 +1,4 @@
-"""Media for the fake engine: a token for every square of a picture and second of a recording."""
+"""Media for the fake engine: a token for a square of a picture or frame, and a second of audio."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,8 @@ from engine_adapter.seam.media import (
     MediaSupport,
     Modality,
     ModalitySupport,
+    Video,
+    VideoSource,
 )
 
 PLACEHOLDER = "<|pad|>"
@@ -30,6 +32,9 @@ def media_support(config: EngineConfig, options: FakeOptions) -> MediaSupport | 
     modalities = {
         Modality.IMAGE: ModalitySupport(PLACEHOLDER, options.fake_media),
         Modality.AUDIO: ModalitySupport(PLACEHOLDER, options.fake_media, SAMPLE_RATE),
+        Modality.VIDEO: ModalitySupport(
+            PLACEHOLDER, options.fake_media, choose_frames=_one_frame_in_a_second
+        ),
     }
     domains = tuple(config.arguments.get("allowed_media_domains") or ())
     return MediaSupport(modalities, False, domains)
@@ -55,5 +60,15 @@ def _size(item: MediaItem) -> int:
     """The item's tokens."""
     if item.modality is Modality.AUDIO:
         return -(-len(item.content) // SAMPLE_RATE)
-    width, height = item.content.size
-    return int(-(-width // SQUARE) * -(-height // SQUARE))
+    if isinstance(video := item.content, Video):
+        num_frames, height, width, _ = video.frames.shape
+        return int(num_frames) * _squares(width, height)
+    return _squares(*item.content.size)
+
+
+def _squares(width: int, height: int) -> int:
+    return -(-width // SQUARE) * -(-height // SQUARE)
+
+
+def _one_frame_in_a_second(source: VideoSource) -> Sequence[int]:
+    return range(0, source.num_frames, max(1, round(source.frame_rate)))

@@ -35,7 +35,7 @@ class FakeOptions:
         fake_length: a text ends by itself after n tokens, fake_length <= n < 2 * fake_length.
         fake_answers: a part of a prompt, as whole words -> the whole text that answers prompts
             with that part.
-        fake_media: the most pictures, and the most recordings, of a request; 0 takes none.
+        fake_media: the most items of each modality in a request; 0 takes text only.
         fake_replay: every request gets the same deltas, made once, as `ReplayEngine` says: a delta
             then costs the engine nothing, and the gateway alone can be measured.
         fake_start_s: seconds of the start.

@@ -1,9 +1,12 @@
-"""Media in prompts, which are pictures and recordings, as they cross the seam."""
+"""Media in prompts, which are pictures, recordings and videos, as they cross the seam."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 class Modality(StrEnum):
@@ -11,19 +14,46 @@ class Modality(StrEnum):
 
     IMAGE = "image"
     AUDIO = "audio"
+    VIDEO = "video"
 
 
-NOUNS = {Modality.IMAGE: "picture", Modality.AUDIO: "recording"}
+NOUNS = {Modality.IMAGE: "picture", Modality.AUDIO: "recording", Modality.VIDEO: "video"}
 """What errors call an item."""
 
 
 @dataclass(frozen=True, slots=True)
-class MediaItem:
-    """A picture or a recording of a prompt.
+class VideoSource:
+    """A video before frames are chosen.
 
     Attributes:
-        content: a Pillow image in RGB; or a recording, float32 [samples], mostly from -1 to 1, with
-            the sample rate of its `ModalitySupport`.
+        frame_rate: frames per second.
+    """
+
+    num_frames: int
+    frame_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """Chosen frames of a video.
+
+    Attributes:
+        frames: uint8 [frames, height, width, 3].
+        numbers: those of the frames in the source, from 0.
+    """
+
+    frames: npt.NDArray[np.uint8]
+    numbers: tuple[int, ...]
+    source: VideoSource
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """A picture, a recording or a video of a prompt.
+
+    Attributes:
+        content: a Pillow image in RGB; a recording, float32 [samples], mostly from -1 to 1, with
+            the sample rate of its `ModalitySupport`; or a `Video` with the frames that it chooses.
     """
 
     modality: Modality
@@ -38,17 +68,20 @@ class ModalitySupport:
         placeholder: the text that stands for an item in a chat whose messages are strings;
             `{number}` is the item's number in the chat, from 1.
         max_items: of a request.
-        sample_rate: of recordings, in Hz; 0 for pictures.
+        sample_rate: of recordings, in Hz; 0 for others.
+        choose_frames: the numbers of the frames that the target reads of a video, in order. Raises
+            `ValueError` for a video that it does not take.
     """
 
     placeholder: str
     max_items: int
     sample_rate: int = 0
+    choose_frames: Callable[[VideoSource], Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSupport:
-    """What pictures and recordings a target takes.
+    """What pictures, recordings and videos a target takes.
 
     Attributes:
         modalities: those that it takes.
@@ -64,7 +97,7 @@ class MediaSupport:
 
 @dataclass(frozen=True, slots=True)
 class MediaPrompt:
-    """A prompt with pictures or recordings, as `Engine.render_media` makes it.
+    """A prompt with media, as `Engine.render_media` makes it.
 
     Attributes:
         token_ids: with as many tokens for each item as the target reads for it.

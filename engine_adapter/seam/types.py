@@ -184,8 +184,7 @@ class GenerationRequest:
         template_variables: the client's variables of the chat template, for a reasoning parser.
         cache_salt: only requests with the same salt share blocks of the prefix cache.
         priority: a lower one is scheduled earlier, if the engine schedules by priority.
-        media: the prompt's pictures and recordings, if it has any; `prompt_token_ids` are its
-            tokens.
+        media: the prompt's media, if it has any; `prompt_token_ids` are its tokens.
     """
 
     request_id: str
@@ -336,7 +335,7 @@ class EngineInfo:
         reasoning_parser: tells the target's reasoning from its answer.
         has_thinking_budget: the target's reasoning begins and ends with a token that the engine
             knows, so `SamplingOptions.thinking_token_budget` can be set.
-        media: what pictures and recordings the target takes; `None` if it takes text only.
+        media: what media the target takes; `None` if it takes text only.
     """
 
     engine: str

@@ -63,10 +63,14 @@ NAMES = {
     "serialize_guidance_grammar": "vllm.v1.structured_output.backend_guidance",
     "get_structured_output_key": "vllm.v1.structured_output.request",
     "cached_tokenizer_from_config": "vllm.tokenizers",
-    # Pictures in prompts.
+    # Media in prompts.
     "get_model_cls": "vllm.model_executor.model_loader",
     "MultiModalFeatureSpec": "vllm.multimodal.inputs",
     "resolve_chat_template_content_format": "vllm.renderers.hf",
+    "get_video_processor_cls_name": "vllm.transformers_utils.processor",
+    "VIDEO_LOADER_REGISTRY": "vllm.multimodal.video",
+    "VideoSourceMetadata": "vllm.multimodal.video_decoders",
+    "VideoTargetMetadata": "vllm.multimodal.video_decoders",
     # What starts the workers of several ranks.
     "Executor": "vllm.v1.executor",
     "MultiprocExecutor": "vllm.v1.executor.multiproc_executor",

@@ -1,4 +1,4 @@
-"""Pictures and recordings behind http and https URLs, from allowed hosts only.
+"""Media behind http and https URLs, from allowed hosts only.
 
 A server that fetches what a client names can be used to reach what the client cannot. So a host
 must be allowed by name; its addresses must be public, each time they are asked for; the connection
@@ -48,7 +48,7 @@ def is_public(address: str) -> bool:
 
 
 class MediaFetcher:
-    """Fetches pictures and recordings.
+    """Fetches media.
 
     Args:
         allowed_hosts: from which it may fetch.

@@ -17,12 +17,17 @@ from server.media.fetcher import MediaFetcher
 from server.media.pictures import MAX_PIXELS, decode_picture
 from server.media.recordings import MAX_SECONDS, decode_recording
 from server.media.sources import INVALID_URL, MediaSource
+from server.media.videos import MAX_VIDEO_PIXELS, decode_video
 from server.telemetry.media_metrics import MediaMetrics, MediaOutcome, MediaStage
 
 MAX_REQUESTS = 2
 """Requests whose media are decoded and processed at a time."""
 
-MAX_SIZES = {Modality.IMAGE: (2 * MAX_PIXELS, "pixels"), Modality.AUDIO: (MAX_SECONDS, "seconds")}
+MAX_SIZES = {
+    Modality.IMAGE: (2 * MAX_PIXELS, "pixels"),
+    Modality.AUDIO: (MAX_SECONDS, "seconds"),
+    Modality.VIDEO: (MAX_VIDEO_PIXELS, "pixels"),
+}
 """The most that all items of a request may have together, and its unit."""
 
 
@@ -127,6 +132,9 @@ class MediaPrompts:
         if source.modality is Modality.IMAGE:
             picture = decode_picture(content, source)
             return MediaItem(source.modality, picture), picture.width * picture.height
-        sample_rate = self._modalities[source.modality].sample_rate
-        samples = decode_recording(content, sample_rate, source)
-        return MediaItem(source.modality, samples), len(samples) // sample_rate
+        support = self._modalities[source.modality]
+        if support.choose_frames is not None:
+            video = decode_video(content, support.choose_frames, source)
+            return MediaItem(source.modality, video), video.frames.size // 3
+        samples = decode_recording(content, support.sample_rate, source)
+        return MediaItem(source.modality, samples), len(samples) // support.sample_rate

@@ -1,23 +1,24 @@
 """The bytes of a recording -> its samples, in bounded memory and time."""
 
-import io
 import time
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from server.media.containers import first_stream, opened
 from server.media.sources import MediaSource
 
 FORMATS = ("wav", "mp3", "flac", "ogg", "aac", "mov", "mp4", "m4a", "matroska", "webm")
-"""The formats that are read, by FFmpeg's names. Of several streams, the first one counts.
-
-FFmpeg knows others that are lists of further files, or ask it to receive from an address.
-"""
+"""The formats that are read, by FFmpeg's names. Of several streams, the first one counts."""
 
 MAX_SECONDS = 600
 """The longest recording, as in vLLM."""
+
+SAMPLE_RATES = range(1_000, 384_001)
+"""Those that are read, in Hz."""
 
 MAX_CPU_S = 10
 """The most CPU time for a recording: ordinary ones of 600 seconds take 0.5 to 2.5."""
@@ -37,17 +38,8 @@ def decode_recording(content: bytes, sample_rate: int, source: MediaSource) -> n
     Raises:
         InvalidField: the bytes are not a recording, or one that is too long.
     """
-    import av
-
-    try:
-        # FFmpeg reads the bytes only: no protocol may open anything else.
-        options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": ""}
-        with av.open(io.BytesIO(content), options=options) as container:
-            samples = _decode(container, sample_rate, source)
-    except (av.error.FFmpegError, ValueError) as error:  # ValueError: the channels change
-        cause = getattr(error, "strerror", None) or error
-        reason = f"it is damaged, or has none of the formats {', '.join(FORMATS)} ({cause})"
-        raise source.unusable(reason) from error
+    with opened(content, FORMATS, source) as container:
+        samples = _decode(container, sample_rate, source)
     if not len(samples):
         raise source.unusable("it is empty")
     return samples
@@ -57,26 +49,37 @@ def _decode(container: Any, sample_rate: int, source: MediaSource) -> npt.NDArra
     """The samples of the first stream of audio; raises PyAV's errors, and `InvalidField`."""
     import av
 
-    if not container.streams.audio:
-        raise source.unusable("it has no audio")
+    stream = first_stream(container.streams.audio, "audio", source)
     # Packed: PyAV 18 reads beyond the memory of a frame with eight planes.
     resampler = av.AudioResampler(format="flt", rate=sample_rate, frame_size=sample_rate)
     parts = [np.zeros(0, np.float32)]
-    num_decoded = num_samples = 0
-    ends_at = time.thread_time() + MAX_CPU_S
-    for frame in chain(container.decode(container.streams.audio[0]), [None]):
+    num_samples = 0
+    for frame in chain(_bounded(container.decode(stream), source), [None]):
         resampled = [_mean_of_channels(part) for part in resampler.resample(frame)]
         parts += resampled
         num_samples += sum(map(len, resampled))
-        num_decoded += 0 if frame is None else frame.samples * frame.layout.nb_channels
-        if num_samples > MAX_SECONDS * sample_rate or num_decoded > MAX_DECODED_SAMPLES:
-            raise source.unusable(
-                f"it is longer than {MAX_SECONDS} seconds, or its channels have more than "
-                f"{MAX_DECODED_SAMPLES} samples together"
-            )
+        if num_samples > MAX_SECONDS * sample_rate:
+            raise source.unusable(f"it is longer than {MAX_SECONDS} seconds")
+    return np.concatenate(parts)
+
+
+def _bounded(frames: Iterable[Any], source: MediaSource) -> Iterator[Any]:
+    """The decoded frames; raises `InvalidField` where they become too many."""
+    ends_at = time.thread_time() + MAX_CPU_S
+    num_decoded = 0
+    for frame in frames:
+        # A resampler for a rate that a damaged header names takes half a minute to be made.
+        if frame.sample_rate not in SAMPLE_RATES:
+            rates = f"{SAMPLE_RATES[0]} to {SAMPLE_RATES[-1]}"
+            reason = f"its sample rate is {frame.sample_rate} Hz; {rates} can be read"
+            raise source.unusable(reason)
+        num_decoded += frame.samples * frame.layout.nb_channels
+        if num_decoded > MAX_DECODED_SAMPLES:
+            reason = f"its channels have more than {MAX_DECODED_SAMPLES} samples together"
+            raise source.unusable(reason)
         if time.thread_time() > ends_at:
             raise source.unusable(f"it takes more than {MAX_CPU_S} seconds to decode")
-    return np.concatenate(parts)
+        yield frame
 
 
 def _mean_of_channels(frame: Any) -> npt.NDArray[Any]:

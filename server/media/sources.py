@@ -1,4 +1,4 @@
-"""Where the pictures and recordings of a chat are, and what an error says about one."""
+"""Where the media of a chat are, and what an error says about one."""
 
 import base64
 import binascii
@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from engine_adapter.seam.media import NOUNS, Modality
 from server.errors import InvalidField
 
-INVALID = {Modality.IMAGE: "invalid_image", Modality.AUDIO: "invalid_audio"}
+INVALID = {
+    Modality.IMAGE: "invalid_image",
+    Modality.AUDIO: "invalid_audio",
+    Modality.VIDEO: "invalid_video",
+}
 """The code of errors about an item's content."""
 
-INVALID_URL = {Modality.IMAGE: "invalid_image_url", Modality.AUDIO: "invalid_audio_url"}
+INVALID_URL = {
+    Modality.IMAGE: "invalid_image_url",
+    Modality.AUDIO: "invalid_audio_url",
+    Modality.VIDEO: "invalid_video_url",
+}
 """The code of errors about its URL, or its base64."""
 
 _SCHEME = "data:"
@@ -19,7 +27,7 @@ _SCHEME = "data:"
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """Where a picture or a recording is.
+    """Where a picture, a recording or a video is.
 
     Attributes:
         param: the field of the request that has it.

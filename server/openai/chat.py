@@ -52,7 +52,7 @@ async def prepare_chats(runtime: Runtime, body: ChatBatchRequest) -> PreparedReq
         chat = shared.with_messages(messages, f"messages.{number}")
         if sources := chat.prompt.media_sources():
             param = sources[0].param
-            message = f"{param}: pictures and recordings need a chat of their own; send it alone."
+            message = f"{param}: media need a chat of their own; send it alone."
             raise InvalidField(param, message)
         requests.append(await prepare_input(runtime, body, chat, _ID_PREFIX))
         body = body.model_copy(update={"prediction": None})  # the first request has its tokens

@@ -40,7 +40,7 @@ class ChatPrompt:
     template: str | None = None
 
     def media_sources(self) -> list[MediaSource]:
-        """The pictures and recordings, in their order."""
+        """The pictures, recordings and videos, in their order."""
         return [
             MediaSource(
                 part.modality,

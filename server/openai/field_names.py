@@ -31,6 +31,7 @@ class FieldNames:
             "image_url": "content.{part}.image_url.url",
             "input_audio": "content.{part}.input_audio.data",
             "audio_url": "content.{part}.audio_url.url",
+            "video_url": "content.{part}.video_url.url",
         }
     )
 

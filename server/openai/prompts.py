@@ -87,7 +87,7 @@ def truncated(
 
     -1 leaves as much as fits beside `max_tokens`. The last tokens stay, unless `truncation_side`
     is `right`. Raises `InvalidField` for 0, which would leave nothing, and for a prompt with
-    pictures or recordings.
+    media.
     """
     limit = body.truncate_prompt_tokens
     if limit is None:

@@ -115,7 +115,7 @@ class PreparedRequest:
         shape: how the endpoint writes a choice.
         overlap: the retrieval-likeness of the chat's earlier answers, if a rule asks for it.
         template_variables: those that the client has given to the chat template.
-        media: the prompt's pictures and recordings, if it has any.
+        media: the prompt's pictures, recordings and videos, if it has any.
         created: Unix time in seconds.
     """
 

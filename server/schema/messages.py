@@ -101,6 +101,22 @@ class AudioUrlPart(BaseModel):
         return self.audio_url.url
 
 
+class VideoPart(BaseModel):
+    """A video behind a URL, as in vLLM."""
+
+    model_config = ConfigDict(strict=True)
+    modality: ClassVar = Modality.VIDEO
+    data: ClassVar = None
+
+    type: Literal["video_url"]
+    video_url: MediaUrl
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.video_url.url
+
+
 class AudioData(BaseModel):
     """A recording in base64. Its bytes show their format, so `format` has no effect."""
 
@@ -126,10 +142,10 @@ class InputAudioPart(BaseModel):
         return self.input_audio.data
 
 
-MediaPart = ImagePart | AudioUrlPart | InputAudioPart
-"""A picture or a recording in a message."""
+MediaPart = ImagePart | AudioUrlPart | InputAudioPart | VideoPart
+"""A picture, a recording or a video in a message."""
 
-MEDIA_PARTS = ("image_url", "input_audio", "audio_url")
+MEDIA_PARTS = ("image_url", "input_audio", "audio_url", "video_url")
 """The types of such parts."""
 
 
@@ -155,7 +171,8 @@ ContentPart = Annotated[
     Annotated[ChatText, Tag("other")]
     | Annotated[ImagePart, Tag("image_url")]
     | Annotated[InputAudioPart, Tag("input_audio")]
-    | Annotated[AudioUrlPart, Tag("audio_url")],
+    | Annotated[AudioUrlPart, Tag("audio_url")]
+    | Annotated[VideoPart, Tag("video_url")],
     Discriminator(_kind),
 ]
 """A part of a message."""
@@ -224,7 +241,7 @@ class Message(Bounded):
 
     @property
     def media(self) -> dict[int, MediaPart]:
-        """The pictures and recordings, by the number of their part."""
+        """The pictures, recordings and videos, by the number of their part."""
         parts = self.content if isinstance(self.content, list) else ()
         return {number: part for number, part in enumerate(parts) if not isinstance(part, TextPart)}
 
@@ -260,7 +277,7 @@ def _template_part(part: TextPart | MediaPart) -> dict[str, str]:
 
 def _is_complete(message: Message) -> Message:
     if message.media and message.role not in ("user", "tool"):
-        raise ValueError("only messages with the role user or tool have pictures and recordings")
+        raise ValueError("only messages with the role user or tool have media")
     if message.content is None and message.role != "assistant":
         raise ValueError(f"a message with the role {message.role} needs content")
     if message.tool_calls and message.role != "assistant":

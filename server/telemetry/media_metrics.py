@@ -1,8 +1,8 @@
-"""The metrics of media in prompts: of pictures (`image`) and recordings (`audio`).
+"""The metrics of media in prompts: of pictures, recordings and videos.
 
 Media that could not be used, by reason:
     sum by (modality, outcome) (rate(specgate_media_total{outcome!="read"}[5m]))
-Prompt tokens of a picture or a recording, on average:
+Prompt tokens of an item, on average:
     sum(rate(specgate_media_tokens_total[5m])) / sum(rate(specgate_media_total{outcome="read"}[5m]))
 The slowest fetches, waits and preparations:
     histogram_quantile(0.95, sum by (stage, le) (rate(specgate_media_seconds_bucket[5m])))
@@ -20,7 +20,7 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class MediaOutcome(StrEnum):
-    """What became of a picture or a recording."""
+    """What became of an item."""
 
     READ = "read"
     NOT_FETCHED = "not_fetched"

@@ -179,7 +179,7 @@ class Metrics:
         files: the metrics of keys, audit and log.
         responses: the metrics of stored responses.
         batches: the metrics of files and batches.
-        media: the metrics of pictures and recordings in prompts.
+        media: the metrics of media in prompts.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -11,10 +11,11 @@ from engine_adapter.seam.media import (
     MediaSupport,
     Modality,
     ModalitySupport,
+    Video,
 )
 from engine_adapter.seam.text import truncate
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.sample_rate import sample_rate
+from engine_adapter.vllm_engine.target_media import VideoForm, sample_rate
 
 MAX_ITEMS = 64
 """The most items of one modality in a request, where `limit_mm_per_prompt` allows more."""
@@ -38,6 +39,9 @@ def media_support(
             placeholder=_placeholder(model_class, modality),
             max_items=min(limit, MAX_ITEMS),
             sample_rate=sample_rate(info) if modality is Modality.AUDIO else 0,
+            choose_frames=VideoForm(model_config).choose_frames
+            if modality is Modality.VIDEO
+            else None,
         )
         for modality in Modality
         if (limit := info.allowed_mm_limits.get(modality, 0))
@@ -73,7 +77,10 @@ async def render_media(
     """
     contents: dict[str, list[Any]] = {}
     for item in items:
-        contents.setdefault(item.modality, []).append(item.content)
+        content = item.content
+        if isinstance(content, Video):
+            content = VideoForm(renderer.model_config).item(content)
+        contents.setdefault(item.modality, []).append(content)
     prompt = {"prompt_token_ids": list(token_ids), "multi_modal_data": contents}
     try:
         payload = await renderer.process_for_engine_async(prompt, time.time(), skip_mm_cache=True)

@@ -172,7 +172,7 @@ class EngineProcess:
             raise EngineStartError(f"vLLM did not start: {error}") from error
 
     def media_support(self) -> MediaSupport | None:
-        """What pictures and recordings the target takes; `None` if it takes text only."""
+        """What media the target takes; `None` if it takes text only."""
         template = self._config.chat_template
         text = None if template is None else Path(template).read_text("utf-8")
         return media_support(self.vllm_config, self._llm.renderer, text)

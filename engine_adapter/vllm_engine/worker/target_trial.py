@@ -1,7 +1,7 @@
 """The trial of the target: some steps before the first request.
 
 Weights that load can still fail in a forward pass, which ends the engine at its first request, or
-at its first picture or recording. The steps are those with which vLLM warms its kernels up on a
+at its first picture. The steps are those with which vLLM warms its kernels up on a
 GPU; they are over before a request comes, and nothing of them stays.
 """
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine_adapter.seam.media import Modality
+from engine_adapter.seam.media import Modality, Video, VideoSource
 from engine_adapter.vllm_engine import compat
-from engine_adapter.vllm_engine.sample_rate import sample_rate
+from engine_adapter.vllm_engine.target_media import VideoForm, sample_rate
 
 _TEXT_TOKENS = 8
 """The tokens of the step that reads text: one of them is decoded."""
@@ -22,6 +22,9 @@ _SIDE = 32
 
 _SECONDS = 1
 """Of the recording, which is silent."""
+
+_FRAMES = 4
+"""Of the video, which has one second: what the processors of Qwen and GLM read at least."""
 
 
 def try_text(worker: Any) -> None:
@@ -36,7 +39,7 @@ def try_text(worker: Any) -> None:
 
 
 def try_media(worker: Any, modality: Modality) -> None:
-    """Runs a step that reads a prompt with a picture or a recording, if the target takes any.
+    """Runs a step that reads a prompt with an item, if the target takes any of the modality.
 
     Of a prompt that is longer than a step it reads the beginning.
 
@@ -72,6 +75,12 @@ def try_media(worker: Any, modality: Modality) -> None:
 def _item(modality: Modality, processing_info: Any) -> Any:
     if modality is Modality.IMAGE:
         return Image.new("RGB", (_SIDE, _SIDE))
+    if modality is Modality.VIDEO:
+        form = VideoForm(processing_info.ctx.model_config)
+        original = VideoSource(_FRAMES, _FRAMES)
+        numbers = tuple(form.choose_frames(original))
+        frames = np.zeros((len(numbers), _SIDE, _SIDE, 3), np.uint8)
+        return form.item(Video(frames, numbers, original))
     return np.zeros(round(_SECONDS * sample_rate(processing_info)), np.float32)
 
 

@@ -95,7 +95,7 @@ class WorkerHooks:
         return self._try_target(try_text)
 
     def specgate_try_media(self, modality: str) -> str:
-        """The same with a picture or a recording, if the target takes such items."""
+        """The same with an item of a modality, if the target takes such items."""
         return self._try_target(partial(try_media, modality=Modality(modality)))
 
     def _try_target(self, trial: Callable[[Any], None]) -> str:

@@ -100,6 +100,13 @@ def test_channels_and_rates_do_not_multiply_the_work(monkeypatch: pytest.MonkeyP
     assert "more than 128000 samples" in refusal(wav(*[np.tile(silence, 2)] * 8))
 
 
+@pytest.mark.parametrize("sample_rate", [1, 999, 384_001, 2**31 - 1])
+def test_a_sample_rate_that_no_recording_has_is_refused_at_once(sample_rate: int) -> None:
+    begun = time.perf_counter()
+    assert f"{sample_rate} Hz; 1000 to 384000" in refusal(wav(tone(1), sample_rate=sample_rate))
+    assert time.perf_counter() - begun < 1
+
+
 def test_a_long_file_of_silence_is_refused_at_once() -> None:
     silence = wav(np.zeros(21 * 60 * 8000, np.float32), sample_rate=8000)
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Pictures and recordings in chats, responses and messages."""
+"""Media in chats, responses and messages."""
 
 from typing import Any
 
@@ -10,13 +10,14 @@ from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 from tests.server.pictures import animation, bomb, data_url, encoded, image_part
 from tests.server.recordings import PLAYLISTS, audio_part, compressed, tone, wav
+from tests.server.videos import video, video_part
 
 TEXT = {"type": "text", "text": "What is this?"}
 
 
 @pytest.fixture
 async def pictured(start: StartGateway) -> Gateway:
-    """A gateway whose target takes three pictures and three recordings."""
+    """A gateway whose target takes three items of each modality."""
     return await start(engine_args={"fake_media": 3})
 
 
@@ -158,8 +159,18 @@ async def test_a_recording_counts_as_its_tokens(pictured: Gateway) -> None:
     assert await prompt_tokens(pictured, [TEXT, part]) - plain == of_four
 
 
-async def test_a_chat_has_pictures_and_recordings(pictured: Gateway) -> None:
-    content = [audio_part(), TEXT, image_part(), audio_part(wav(tone(4)))]
+async def test_a_video_counts_as_its_frames(pictured: Gateway) -> None:
+    """The fake engine reads one frame in a second."""
+    plain = await prompt_tokens(pictured, [TEXT])
+    used = [
+        await prompt_tokens(pictured, [TEXT, video_part(video(count))]) - plain
+        for count in (5, 15, 25)
+    ]
+    assert used[2] - used[1] == used[1] - used[0] == 3 * 2
+
+
+async def test_a_chat_has_media_of_all_modalities(pictured: Gateway) -> None:
+    content = [audio_part(), TEXT, image_part(), audio_part(wav(tone(4))), video_part()]
     body = {"messages": [{"role": "user", "content": content}]}
     counted = (await pictured.post("/tokenize", body)).json()
     assert counted["count"] == await prompt_tokens(pictured, content)
@@ -168,7 +179,7 @@ async def test_a_chat_has_pictures_and_recordings(pictured: Gateway) -> None:
     assert counted["count"] == plain + sum(each)
 
 
-DATA, URL = "input_audio.data", "audio_url.url"
+DATA, URL, VIDEO = "input_audio.data", "audio_url.url", "video_url.url"
 
 
 @pytest.mark.parametrize(
@@ -180,17 +191,31 @@ DATA, URL = "input_audio.data", "audio_url.url"
         ({"type": "input_audio", "input_audio": {"data": "*"}}, DATA, "not base64"),
         ({"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/a"}}, URL, "not allowed"),
         ({"type": "audio_url", "audio_url": {"url": "file:///etc/passwd"}}, URL, "only data, http"),
+        (video_part(b"x" * 100), VIDEO, "none of the formats"),
+        (video_part(wav(tone(1))), VIDEO, "none of the formats"),
+        ({"type": "video_url", "video_url": {"url": "http://127.0.0.1/a"}}, VIDEO, "not allowed"),
     ],
-    ids=["letters", "picture", "playlist", "base64", "loopback", "file"],
+    ids=[
+        "letters",
+        "picture",
+        "playlist",
+        "base64",
+        "loopback",
+        "file",
+        "letters of a video",
+        "no video",
+        "loopback of a video",
+    ],
 )
-async def test_a_hostile_recording_is_a_400_that_names_its_field(
+async def test_a_hostile_recording_or_video_is_a_400_that_names_its_field(
     pictured: Gateway, part: Any, field: str, reason: str
 ) -> None:
     response = await pictured.chat([TEXT, part])
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, f"messages.0.content.1.{field}")
     assert reason in error["message"]
-    assert "recording" in error["message"] or reason == "not base64"
+    noun = "video" if field == VIDEO else "recording"
+    assert noun in error["message"] or reason == "not base64"
 
 
 async def test_recordings_of_a_request_are_bounded_together(
@@ -221,11 +246,14 @@ async def test_a_target_of_text_takes_no_recording(gateway: Gateway) -> None:
 
 
 async def test_other_parts_are_refused_by_their_type(pictured: Gateway) -> None:
-    part = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    part = {"type": "file", "file": {"file_id": "file-1"}}
     response = await pictured.chat([TEXT, part])
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "messages.0.content.1.type")
-    assert "only parts of the types text, image_url, input_audio, audio_url" in error["message"]
+    assert (
+        "only parts of the types text, image_url, input_audio, audio_url, video_url"
+        in error["message"]
+    )
 
 
 def counted(gateway: Gateway, modality: str = "image") -> dict[str, float | None]:
@@ -268,8 +296,9 @@ async def test_pictures_their_tokens_and_their_time_are_counted(pictured: Gatewa
             *("image", "not_fetched"),
         ),
         ({"type": "input_audio", "input_audio": {"data": "*"}}, "audio", "not_fetched"),
+        (video_part(b"x"), "video", "unusable"),
     ],
-    ids=["svg", "no recording", "loopback", "base64", "base64 of a recording"],
+    ids=["svg", "no recording", "loopback", "base64", "base64 of a recording", "no video"],
 )
 async def test_an_item_that_is_not_used_is_counted_once(
     pictured: Gateway, part: Any, modality: str, outcome: str
@@ -277,7 +306,7 @@ async def test_an_item_that_is_not_used_is_counted_once(
     response = await pictured.chat([TEXT, image_part(), part])
     assert response.status_code == 400
     nothing = {"read": 0, "not_fetched": 0, "unusable": 0}
-    for each in ("image", "audio"):
+    for each in ("image", "audio", "video"):
         expected = nothing | ({outcome: 1} if each == modality else {})
         assert counted(pictured, each) == expected
 

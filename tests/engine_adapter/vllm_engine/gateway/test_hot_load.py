@@ -166,7 +166,7 @@ async def test_an_unloaded_proposer_leaves_the_registry_first(
 async def test_a_target_that_runs_on_every_rank_is_served() -> None:
     ranks = Ranks()
     await try_target(ranks, "org/m")
-    assert ranks.calls == ["try_text", "try_media", "try_media"]
+    assert ranks.calls == ["try_text", "try_media", "try_media", "try_media"]
 
 
 async def test_a_target_that_fails_on_one_rank_ends_the_start() -> None:
@@ -176,7 +176,9 @@ async def test_a_target_that_fails_on_one_rank_ends_the_start() -> None:
     assert "org/m cannot run a step on this machine: RuntimeError: head" in caught.value.message
 
 
-@pytest.mark.parametrize(("modality", "noun"), [("image", "picture"), ("audio", "recording")])
+@pytest.mark.parametrize(
+    ("modality", "noun"), [("image", "picture"), ("audio", "recording"), ("video", "video")]
+)
 async def test_an_item_that_fails_on_one_rank_ends_the_start_with_a_remedy(
     modality: str, noun: str
 ) -> None:

@@ -7,20 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
-from engine_adapter.seam.media import Modality
+from engine_adapter.seam.media import Modality, Video, VideoSource
 from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod, Switch
 from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.target_media import VideoForm
 from engine_adapter.vllm_engine.wire import switch_to_wire, to_extra_args
 from tests.engine_adapter.proposers.eagle_heads import eagle
 from tests.engine_adapter.proposers.gemma4_assistants import assistant
 from tests.engine_adapter.proposers.heads import Heads, medusa
-from tests.engine_adapter.vllm_engine.support.multimodal_models import SAMPLE_RATE, TEXT, Family
+from tests.engine_adapter.vllm_engine.support.multimodal_models import (
+    FRAME_RATE,
+    SAMPLE_RATE,
+    TEXT,
+    Family,
+)
 from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
 from tests.engine_adapter.vllm_engine.support.window_models import write_random_model
 
@@ -195,8 +203,18 @@ class MediaEngine:
     def _input(self, tokens: Sequence[int], seeds: Sequence[int]) -> Any:
         prompt: dict[str, Any] = {"prompt_token_ids": list(tokens)}
         if seeds:
-            prompt["multi_modal_data"] = {self._family.modality: self._family.items(seeds)}
+            items = self._family.items(seeds)
+            if self._family.modality is Modality.VIDEO:
+                items = [self._with_metadata(frames) for frames in items]
+            prompt["multi_modal_data"] = {self._family.modality: items}
         return self._engine.renderer.process_for_engine(prompt, 0.0, skip_mm_cache=True)
+
+    def _with_metadata(self, frames: npt.NDArray[np.uint8]) -> Any:
+        """The frames that the model reads of a video, and vLLM's dictionary about them."""
+        form = VideoForm(self._engine.vllm_config.model_config)
+        source = VideoSource(len(frames), FRAME_RATE)
+        numbers = tuple(form.choose_frames(source))
+        return form.item(Video(frames[list(numbers)], numbers, source))
 
     def stop(self) -> None:
         """Ends the engine."""
@@ -272,6 +290,8 @@ class MediaReference:
         inputs: dict[str, Any] = {}
         if seeds and self._family.modality is Modality.AUDIO:
             inputs = self._features_of_recordings(seeds)
+        elif seeds and self._family.modality is Modality.VIDEO:
+            inputs = self._features_of_videos(prompt, seeds)
         elif seeds:
             inputs = self._features_of_pictures(prompt, seeds)
         options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -288,6 +308,24 @@ class MediaReference:
         if "image_grid_thw" in inputs:  # positions have several dimensions
             is_image = torch.tensor([list(prompt)]) == self._model.config.image_token_id
             inputs["mm_token_type_ids"] = is_image.int()
+        return inputs
+
+    def _features_of_videos(self, prompt: Sequence[int], seeds: Sequence[int]) -> dict[str, Any]:
+        videos = self._family.items(seeds)
+        sources = [
+            {
+                "total_num_frames": len(frames),
+                "fps": FRAME_RATE,
+                "duration": len(frames) / FRAME_RATE,
+            }
+            for frames in videos
+        ]
+        features = self._processor.video_processor(
+            videos, video_metadata=sources, do_sample_frames=True, fps=2, return_tensors="pt"
+        )
+        inputs = dict(features)
+        is_video = torch.tensor([list(prompt)]) == self._model.config.video_token_id
+        inputs["mm_token_type_ids"] = 2 * is_video.int()
         return inputs
 
     def _features_of_recordings(self, seeds: Sequence[int]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Families whose pictures have positions in time, height and width: Qwen's and GLM's."""
+"""Families whose pictures and videos have positions in time, height and width: Qwen's and GLM's."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from engine_adapter.seam.media import Modality
 from tests.engine_adapter.proposers.mtp_targets import TARGETS
 from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family
 
@@ -106,7 +107,8 @@ def _qwen3_vl_processor(tokenizer: Any) -> Any:
     from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
 
     size = {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}
-    fields = {"patch_size": 16, "size": size}
+    # Pictures and videos are normalized alike, as in the published models: vLLM does it once.
+    fields = {"patch_size": 16, "size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return Qwen3VLProcessor(
         Qwen2VLImageProcessor(**fields), tokenizer, Qwen3VLVideoProcessor(**fields)
     )
@@ -184,3 +186,12 @@ FAMILIES = {
     "glm4v": Family("glm4v", GLM_PICTURE, GLM, _glm4v, _glm4v_processor),
 }
 """By name."""
+
+FAMILIES |= {
+    f"{name}_video": replace(
+        FAMILIES[name],
+        placeholder=FAMILIES[name].placeholder.replace("image", "video"),
+        modality=Modality.VIDEO,
+    )
+    for name in ("qwen2_vl", "qwen3_vl")
+}
