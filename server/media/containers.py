@@ -33,4 +33,6 @@ def first_stream(streams: Sequence[Any], kind: str, source: MediaSource) -> Any:
         raise source.unusable(f"it has no {kind}")
     if streams[0].codec_context is None:
         raise source.unusable(f"the codec of its {kind} is not known")
+    # The time that is bounded is this thread's.
+    streams[0].codec_context.thread_count = 1
     return streams[0]

@@ -18,11 +18,11 @@ FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpegts")
 MAX_FRAMES = 36_000
 """The most frames of a video: those of ten minutes with 60 in a second."""
 
-MAX_VIDEO_PIXELS = 2 * MAX_PIXELS
-"""The most pixels of all frames that a target reads: 200 MB in memory."""
+MAX_VIDEO_PIXELS = 4 * MAX_PIXELS
+"""The most pixels of all frames that a target reads: 400 MB in memory."""
 
 MAX_CPU_S = 20
-"""The most CPU time for a video: 1,800 frames of 1280 x 720 pixels take 5."""
+"""The most CPU time for a video: 600 frames of 1280 x 720 pixels take 2 to 4."""
 
 ChooseFrames = Callable[[VideoSource], Sequence[int]]
 """The numbers of the frames that a target reads of a video, from 0 and in order."""

@@ -34,6 +34,12 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     yield from _served("qwen2_audio", tmp_path_factory.mktemp("recordings"))
 
 
+@pytest.fixture(scope="module")
+def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A small Qwen3-VL with random weights, which takes videos."""
+    yield from _served("qwen3_vl_video", tmp_path_factory.mktemp("videos"))
+
+
 def _served(family: str, folder: Path) -> Iterator[Served]:
     target = write_multimodal(FAMILIES[family], folder / "target")
     flags = ("--proposer", "ngram", "--dtype", "float32", "--max-model-len", "1024")

@@ -1,4 +1,4 @@
-"""Hostile pictures and recordings on a real engine, with small requests beside them."""
+"""Hostile media on a real engine, with small requests beside them."""
 
 import asyncio
 import io
@@ -9,10 +9,12 @@ from PIL import Image
 
 from server.media.pictures import MAX_PIXELS
 from server.media.recordings import MAX_SECONDS
+from server.media.videos import MAX_FRAMES
 from tests.e2e.served import Served
 from tests.e2e.test_hostile_bodies import ERROR_BYTES, TRIES, trial
 from tests.server.pictures import animation, bomb, encoded, image_part
 from tests.server.recordings import PLAYLISTS, audio_part, compressed, tone, wav
+from tests.server.videos import video, video_part
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
@@ -65,6 +67,23 @@ RECORDINGS: dict[str, tuple[list[dict[str, Any]], int]] = {
 }
 
 
+VIDEOS: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "large frames": ([video_part(video(60, width=3840, height=2160))], 200),
+    "many frames": ([video_part(video(4_200, frame_rate=60))], 200),
+    "more frames than the limit": ([video_part(video(MAX_FRAMES + 1, frame_rate=60))], 400),
+    "more pixels than the limit": (
+        [video_part(video(400, width=1280, height=720, frame_rate=4))],
+        400,
+    ),
+    "half a video": ([video_part(video()[:600])], 400),
+    "a playlist": ([video_part(PLAYLISTS["m3u8"])], 400),
+    "loopback of a video": (
+        [{"type": "video_url", "video_url": {"url": "http://127.0.0.1:1/a"}}],
+        400,
+    ),
+}
+
+
 @pytest.mark.parametrize("name", PICTURES)
 def test_small_requests_are_served_beside_each_picture(pictured: Served, name: str) -> None:
     check_beside(pictured, *PICTURES[name], "image_url.url")
@@ -73,6 +92,11 @@ def test_small_requests_are_served_beside_each_picture(pictured: Served, name: s
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_small_requests_are_served_beside_each_recording(hearing: Served, name: str) -> None:
     check_beside(hearing, *RECORDINGS[name], "messages.0.content.")
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_small_requests_are_served_beside_each_video(watching: Served, name: str) -> None:
+    check_beside(watching, *VIDEOS[name], "messages.0.content.0.video_url.url")
 
 
 def check_beside(served: Served, parts: list[dict[str, Any]], status: int, field: str) -> None:

@@ -1,4 +1,4 @@
-"""Recordings from OpenAI's client, on a real engine."""
+"""Recordings and videos from OpenAI's client, on a real engine."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.served import Served
 from tests.server.recordings import audio_part, compressed, tone, wav
+from tests.server.videos import turned, video, video_part
 
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
@@ -69,3 +70,24 @@ def test_a_recording_without_loss_is_the_same_in_another_format(client: openai.O
 def test_a_broken_recording_is_named(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=r"messages\.0\.content\.1\.input_audio\.data"):
         ask(client, b"no recording")
+
+
+def test_a_chat_about_a_video_is_the_same_with_a_proposer(watching: Served) -> None:
+    def ask(content: bytes, proposer: str) -> Any:
+        parts = [{"type": "text", "text": "What is this?"}, video_part(content)]
+        body = {
+            "messages": [{"role": "user", "content": parts}],
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "spec_decode": {"proposer": proposer},
+        }
+        response = httpx.post(f"{watching.url}/v1/chat/completions", json=body, trust_env=False)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    plain = ask(video(40), "none")
+    text = plain["choices"][0]["message"]["content"]
+    assert ask(video(40), "ngram")["choices"][0]["message"]["content"] == text
+    assert ask(turned(video(40)), "ngram")["choices"][0]["message"]["content"] != text
+    longer = ask(video(80), "ngram")
+    assert longer["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
