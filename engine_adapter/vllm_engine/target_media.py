@@ -54,9 +54,12 @@ class VideoForm:
 
     def choose_frames(self, source: VideoSource) -> Sequence[int]:
         """See `ModalitySupport.choose_frames`."""
-        numbers: list[int] = self._loader.compute_frames_index_to_sample(
-            source=self._source(source), target=self._target, **self._options
-        )
+        try:
+            numbers: list[int] = self._loader.compute_frames_index_to_sample(
+                source=self._source(source), target=self._target, **self._options
+            )
+        except Exception as error:  # such as a division by zero for a single frame
+            raise ValueError(f"its frames cannot be chosen: {error}") from error
         return numbers
 
     def item(self, video: Video) -> Any:

@@ -2,12 +2,13 @@
 
 Media are decoded and processed for a few requests at a time, each with a bounded number of pixels
 and seconds, in threads. A request that is cancelled leaves the queue; what a thread has begun, it
-ends.
+ends, and it begins nothing else before.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from engine_adapter.seam.errors import InvalidRequest
 from engine_adapter.seam.interface import Engine
@@ -45,6 +46,7 @@ class MediaPrompts:
         self._modalities = {} if support is None else support.modalities
         self._fetcher = MediaFetcher(() if support is None else support.allowed_domains)
         self._places = asyncio.Semaphore(MAX_REQUESTS)
+        self._threads = ThreadPoolExecutor(MAX_REQUESTS, "media")
 
     def check(self, sources: Sequence[MediaSource]) -> None:
         """Raises `InvalidField` for media that the target does not take."""
@@ -114,8 +116,9 @@ class MediaPrompts:
     ) -> list[MediaItem]:
         items: list[MediaItem] = []
         sizes = Counter[Modality]()
+        loop = asyncio.get_running_loop()
         for content, source in zip(contents, sources, strict=True):
-            item, size = await asyncio.to_thread(self._decode, content, source)
+            item, size = await loop.run_in_executor(self._threads, self._decode, content, source)
             items.append(item)
             sizes[source.modality] += size
             limit, unit = MAX_SIZES[source.modality]

@@ -51,11 +51,12 @@ def decode_video(content: bytes, choose_frames: ChooseFrames, source: MediaSourc
             f"{MAX_VIDEO_PIXELS} can be read"
         )
     with opened(content, FORMATS, source) as container:
-        decoded = _decode(container, set(numbers), size, source)
-    numbers = [number for number in numbers if number in decoded]
-    if not numbers:
-        raise source.unusable("it has no frames")
-    return Video(np.stack([decoded[number] for number in numbers]), tuple(numbers), original)
+        frames, is_decoded = _decode(container, numbers, size, source)
+    if not is_decoded.any():
+        raise source.unusable("it has none of the frames that the model reads")
+    if not is_decoded.all():
+        frames, numbers = frames[is_decoded], np.asarray(numbers)[is_decoded].tolist()
+    return Video(frames, tuple(numbers), original)
 
 
 def _stream(container: Any, source: MediaSource) -> Any:
@@ -83,19 +84,28 @@ def _original(container: Any, stream: Any, source: MediaSource) -> VideoSource:
 
 
 def _decode(
-    container: Any, numbers: set[int], size: tuple[int, int], source: MediaSource
-) -> dict[int, npt.NDArray[Any]]:
-    """The frames with these numbers, uint8 [height, width, 3], as far as the video has them."""
+    container: Any, numbers: Sequence[int], size: tuple[int, int], source: MediaSource
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    """The frames with these numbers, and which of them the video has.
+
+    Returns uint8 [numbers, height, width, 3] and bool [numbers].
+    """
     stream = _stream(container, source)
     ends_at = time.thread_time() + MAX_CPU_S
-    decoded = {}
+    frames = np.zeros((0, *size, 3), np.uint8)
+    chosen_numbers = np.asarray(numbers)
+    is_decoded = np.zeros(len(chosen_numbers), bool)
     for number, frame in enumerate(container.decode(stream)):
-        if number in numbers:
+        if (is_number := chosen_numbers == number).any():
             pixels = frame.reformat(size[1], size[0], "rgb24").to_ndarray()
             # Telephones store a turn, and not turned frames.
-            decoded[number] = np.rot90(pixels, round(frame.rotation / 90))
-        if len(decoded) == len(numbers):
+            turned = np.rot90(pixels, round(frame.rotation / 90))
+            if not is_decoded.any():
+                frames = np.empty((len(chosen_numbers), *turned.shape), np.uint8)
+            frames[is_number] = turned
+            is_decoded |= is_number
+        if is_decoded.all():
             break
         if time.thread_time() > ends_at:
             raise source.unusable(f"it takes more than {MAX_CPU_S} seconds to decode")
-    return decoded
+    return frames, is_decoded

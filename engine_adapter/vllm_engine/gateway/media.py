@@ -59,8 +59,14 @@ def media_support(
 
 
 def _placeholder(model_class: Any, modality: Modality) -> str:
-    """The text of an item, with `{number}` where the model's class writes its number."""
-    text_1, text_2 = (model_class.get_placeholder_str(modality, n) or "" for n in (1, 2))
+    """The text of an item, with `{number}` where the model's class writes its number.
+
+    It is empty where the class has none: then the chat template writes it.
+    """
+    try:
+        text_1, text_2 = (model_class.get_placeholder_str(modality, n) or "" for n in (1, 2))
+    except ValueError:
+        return ""
     return text_1 if text_1 == text_2 else text_1.replace("1", "{number}")
 
 

@@ -1,8 +1,8 @@
 """The trial of the target: some steps before the first request.
 
 Weights that load can still fail in a forward pass, which ends the engine at its first request, or
-at its first picture. The steps are those with which vLLM warms its kernels up on a
-GPU; they are over before a request comes, and nothing of them stays.
+at its first picture. The steps are those with which vLLM warms its kernels up on a GPU; they are
+over before a request comes, and nothing of them stays.
 """
 
 from typing import Any

@@ -35,6 +35,13 @@ def test_a_targets_own_rule_and_its_defaults_hold(monkeypatch: pytest.MonkeyPatc
         assert len(form(monkeypatch, processor).choose_frames(MINUTE)) == 120
 
 
+def test_a_video_that_a_rule_cannot_divide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chooser = form(monkeypatch, "Qwen2VLVideoProcessor")
+    assert chooser.choose_frames(VideoSource(2, 30.0)) == [0, 1]
+    with pytest.raises(ValueError, match="its frames cannot be chosen"):
+        chooser.choose_frames(VideoSource(1, 30.0))
+
+
 def test_the_operator_says_how_many_frames_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(form(monkeypatch, None, num_frames=8).choose_frames(MINUTE)) == 8
     rarely = form(monkeypatch, "Qwen3VLVideoProcessor", fps=1, backend="torchcodec")
