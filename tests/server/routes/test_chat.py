@@ -24,7 +24,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.image_url.url"),
     ({"messages": [USER, {"role": "assistant", "content": [IMAGE]}]}, "messages.1"),
     (
-        {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "file"}]}]},
         "messages.0.content.0.type",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
