@@ -91,23 +91,21 @@ def test_a_response_is_the_chats(client: openai.OpenAI, model: str) -> None:
 def test_a_message_of_anthropics_client_is_the_chats(
     pictured: Served, client: openai.OpenAI, model: str
 ) -> None:
-    claude = anthropic.Anthropic(
-        base_url=pictured.url,
-        api_key="none",
-        max_retries=0,
-        http_client=anthropic.DefaultHttpxClient(trust_env=False, timeout=120),
-    )
     data = data_url(encoded(seed=1)).partition(",")[2]
     parts: Any = [
         {"type": "text", "text": QUESTION},
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
     ]
-    message = claude.messages.create(
-        model=model,
-        messages=[{"role": "user", "content": parts}],
-        max_tokens=MAX_TOKENS,
-        extra_body={"temperature": 0},
-    )
+    with anthropic.DefaultHttpxClient(trust_env=False, timeout=120) as http_client:
+        claude = anthropic.Anthropic(
+            base_url=pictured.url, api_key="none", max_retries=0, http_client=http_client
+        )
+        message = claude.messages.create(
+            model=model,
+            messages=[{"role": "user", "content": parts}],
+            max_tokens=MAX_TOKENS,
+            extra_body={"temperature": 0},
+        )
     (block,) = message.content
     assert block.type == "text"
     assert block.text == ask(client, model, 1).choices[0].message.content
