@@ -89,7 +89,7 @@ class Engine(Protocol):
 
         Args:
             token_ids: the prompt, with a placeholder for each item.
-            items: in the order of the chat. The placeholders of one modality are in it too.
+            items: in the order of the chat; those of one modality, in that of its placeholders.
             param: the field of the request that they come from.
 
         Raises:

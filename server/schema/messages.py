@@ -69,52 +69,46 @@ class MediaUrl(BaseModel):
     url: str
 
 
-class ImagePart(BaseModel):
-    """A picture in a message."""
+class _UrlPart(BaseModel):
+    """An item behind a URL, which is in the field that has the name of the type."""
 
     model_config = ConfigDict(strict=True)
-    modality: ClassVar = Modality.IMAGE
     data: ClassVar = None
+
+    type: str
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        where: MediaUrl = getattr(self, self.type)
+        return where.url
+
+
+class ImagePart(_UrlPart):
+    """A picture in a message."""
+
+    modality: ClassVar = Modality.IMAGE
 
     type: Literal["image_url"]
     image_url: MediaUrl
 
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        return self.image_url.url
 
-
-class AudioUrlPart(BaseModel):
+class AudioUrlPart(_UrlPart):
     """A recording behind a URL, as in vLLM."""
 
-    model_config = ConfigDict(strict=True)
     modality: ClassVar = Modality.AUDIO
-    data: ClassVar = None
 
     type: Literal["audio_url"]
     audio_url: MediaUrl
 
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        return self.audio_url.url
 
-
-class VideoPart(BaseModel):
+class VideoPart(_UrlPart):
     """A video behind a URL, as in vLLM."""
 
-    model_config = ConfigDict(strict=True)
     modality: ClassVar = Modality.VIDEO
-    data: ClassVar = None
 
     type: Literal["video_url"]
     video_url: MediaUrl
-
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        return self.video_url.url
 
 
 class AudioData(BaseModel):
