@@ -97,15 +97,8 @@ class Renderer:
             has_own_class: the tokenizer has the class of its model, as in vLLM. Otherwise it has
                 transformers' general class, as in the fake engine, which is imported sooner.
         """
-        # Imported in the loading thread: the import takes seconds, and the port must open first.
-        import transformers
-
         template = Path(chat_template).read_text("utf-8") if chat_template is not None else None
-        loaded = (
-            transformers.AutoTokenizer if has_own_class else transformers.PreTrainedTokenizerFast
-        ).from_pretrained(
-            tokenizer, revision=revision or "main", trust_remote_code=trust_remote_code
-        )
+        loaded = _load_tokenizer(tokenizer, revision or "main", trust_remote_code, has_own_class)
         renderer = cls(loaded, template, special_tokens_as_text=special_tokens_as_text, media=media)
         _ = renderer.longest_token, renderer.fill_in_tokens
         return renderer
@@ -292,6 +285,16 @@ class Renderer:
             message = f"The chat template rejects these messages: {truncate(str(error))}"
             raise InvalidField(param, message) from error
         return str(text), hidden_value
+
+
+def _load_tokenizer(
+    tokenizer: str, revision: str, trust_remote_code: bool, has_own_class: bool
+) -> Any:
+    # Imported in the loading thread: the import takes seconds, and the port must open first.
+    import transformers
+
+    kind = transformers.AutoTokenizer if has_own_class else transformers.PreTrainedTokenizerFast
+    return kind.from_pretrained(tokenizer, revision=revision, trust_remote_code=trust_remote_code)
 
 
 def _without_nulls(

@@ -19,6 +19,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # that runs alone: two engine test files took 90 s with two threads and 63 s with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+MAX_ID = 100
+"""Characters of a parameter's text in the id of its test."""
+
 # The engine's process first imports the main module of the process that starts it: as in a server,
 # that is the command's.
 main_module = sys.modules["__main__"]
@@ -35,6 +38,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_make_parametrize_id(val: Any) -> str | None:
+    """The beginning of a long text: each report has the id, and there are texts of megabytes."""
+    is_long = isinstance(val, str | bytes) and len(val) > MAX_ID
+    return f"{val[:MAX_ID]!a}... of {len(val)}" if is_long else None
 
 
 @pytest.hookimpl(wrapper=True)

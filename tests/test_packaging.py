@@ -22,6 +22,7 @@ from server.commands import bench
 from tests import architecture, source_imports, vllm_overlay
 
 ROOT = Path(__file__).resolve().parent.parent
+of_the_wheel = pytest.mark.xdist_group("wheel")  # built in one process
 BUILT_WITHOUT_CPU = {"torchaudio", "torchcodec"}
 
 
@@ -134,6 +135,7 @@ def test_the_gpu_check_is_the_command_beside_the_python_that_it_is_given(tmp_pat
     assert done.stdout == "specgate bench gpu --stage eager\n"
 
 
+@of_the_wheel
 def test_the_wheel_has_the_packages_and_the_demo(
     wheel: zipfile.ZipFile, project: dict[str, Any]
 ) -> None:
@@ -158,6 +160,7 @@ def test_the_wheel_has_the_packages_and_the_demo(
     assert tops == {"server", "engine_adapter", "demo", "benchmarks", info}
 
 
+@of_the_wheel
 def test_the_wheel_has_the_measurements_and_the_demo_without_the_workshop(
     wheel: zipfile.ZipFile, tmp_path: Path
 ) -> None:
@@ -179,6 +182,7 @@ def test_the_wheel_has_the_measurements_and_the_demo_without_the_workshop(
         assert done.stdout.startswith(f"usage: specgate bench {action}"), done.stderr
 
 
+@of_the_wheel
 def test_the_wheel_has_the_command_and_the_licence(
     wheel: zipfile.ZipFile, project: dict[str, Any]
 ) -> None:
@@ -190,6 +194,7 @@ def test_the_wheel_has_the_command_and_the_licence(
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
 
 
+@of_the_wheel
 def test_the_package_page_has_no_link_that_works_in_the_repository_only(
     wheel: zipfile.ZipFile, project: dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
 PATH = "/v1/chat/completions"
 
+Cases = dict[str, tuple[Callable[[], list[dict[str, Any]]], int]]
+"""Name -> what makes the parts of the message, and the status of the answer."""
+
 
 def plain_picture(side: int, kind: str = "PNG") -> bytes:
     """A large picture of one color: few bytes."""
@@ -31,19 +35,24 @@ def plain_picture(side: int, kind: str = "PNG") -> bytes:
 SIDE = int(MAX_PIXELS**0.5)
 """Of the largest square that is read."""
 
-PICTURES: dict[str, tuple[list[dict[str, Any]], int]] = {
-    "the largest picture": ([image_part(plain_picture(SIDE))], 200),
-    "two of the largest": ([image_part(plain_picture(SIDE, "JPEG"))] * 2, 200),
-    "a bomb": ([image_part(bomb())], 400),
-    "many pictures": ([image_part(encoded(280, 280, seed=seed)) for seed in range(24)], 200),
-    "more pictures than the limit": ([image_part()] * 65, 400),
-    "an animation": ([image_part(animation())], 200),
-    "a strip": ([image_part(encoded(2, 2000))], 400),
-    "svg": ([image_part(b"<svg xmlns='http://www.w3.org/2000/svg'/>")], 400),
-    "half a picture": ([image_part(encoded(2000, 1000, "BMP")[:2_000_000])], 400),
-    "loopback": ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a"}}], 400),
+PICTURES: Cases = {
+    "the largest picture": (lambda: [image_part(plain_picture(SIDE))], 200),
+    "two of the largest": (lambda: [image_part(plain_picture(SIDE, "JPEG"))] * 2, 200),
+    "a bomb": (lambda: [image_part(bomb())], 400),
+    "many pictures": (
+        lambda: [image_part(encoded(280, 280, seed=seed)) for seed in range(24)],
+        200,
+    ),
+    "more pictures than the limit": (lambda: [image_part()] * 65, 400),
+    "an animation": (lambda: [image_part(animation())], 200),
+    "a strip": (lambda: [image_part(encoded(2, 2000))], 400),
+    "svg": (lambda: [image_part(b"<svg xmlns='http://www.w3.org/2000/svg'/>")], 400),
+    "half a picture": (lambda: [image_part(encoded(2000, 1000, "BMP")[:2_000_000])], 400),
+    "loopback": (
+        lambda: [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a"}}],
+        400,
+    ),
 }
-"""Name -> the parts of the message, and the status of the answer."""
 
 
 def silence(seconds: int) -> bytes:
@@ -51,34 +60,34 @@ def silence(seconds: int) -> bytes:
     return compressed("flac", seconds, loudness=0)
 
 
-RECORDINGS: dict[str, tuple[list[dict[str, Any]], int]] = {
-    "the longest recording": ([audio_part(silence(MAX_SECONDS - 1))], 200),
-    "a longer one": ([audio_part(silence(MAX_SECONDS + 10))], 400),
-    "two that are too long together": ([audio_part(silence(MAX_SECONDS - 1))] * 2, 400),
-    "many recordings": ([audio_part(wav(tone(0.2)))] * 16, 200),
-    "more recordings than the limit": ([audio_part()] * 65, 400),
-    "half a recording": ([audio_part(compressed("flac", 60)[:200])], 400),
-    "a picture": ([audio_part(encoded())], 400),
-    "an address": ([audio_part(PLAYLISTS["sdp"])], 400),
+RECORDINGS: Cases = {
+    "the longest recording": (lambda: [audio_part(silence(MAX_SECONDS - 1))], 200),
+    "a longer one": (lambda: [audio_part(silence(MAX_SECONDS + 10))], 400),
+    "two that are too long together": (lambda: [audio_part(silence(MAX_SECONDS - 1))] * 2, 400),
+    "many recordings": (lambda: [audio_part(wav(tone(0.2)))] * 16, 200),
+    "more recordings than the limit": (lambda: [audio_part()] * 65, 400),
+    "half a recording": (lambda: [audio_part(compressed("flac", 60)[:200])], 400),
+    "a picture": (lambda: [audio_part(encoded())], 400),
+    "an address": (lambda: [audio_part(PLAYLISTS["sdp"])], 400),
     "loopback of a recording": (
-        [{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a"}}],
+        lambda: [{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a"}}],
         400,
     ),
 }
 
 
-VIDEOS: dict[str, tuple[list[dict[str, Any]], int]] = {
-    "large frames": ([video_part(video(60, width=3840, height=2160))], 200),
-    "many frames": ([video_part(video(4_200, frame_rate=60))], 200),
-    "more frames than the limit": ([video_part(video(MAX_FRAMES + 1, frame_rate=60))], 400),
+VIDEOS: Cases = {
+    "large frames": (lambda: [video_part(video(60, width=3840, height=2160))], 200),
+    "many frames": (lambda: [video_part(video(4_200, frame_rate=60))], 200),
+    "more frames than the limit": (lambda: [video_part(video(MAX_FRAMES + 1, frame_rate=60))], 400),
     "more pixels than the limit": (
-        [video_part(video(400, width=1280, height=720, frame_rate=4))],
+        lambda: [video_part(video(400, width=1280, height=720, frame_rate=4))],
         400,
     ),
-    "half a video": ([video_part(video()[:600])], 400),
-    "a playlist": ([video_part(PLAYLISTS["m3u8"])], 400),
+    "half a video": (lambda: [video_part(video()[:600])], 400),
+    "a playlist": (lambda: [video_part(PLAYLISTS["m3u8"])], 400),
     "loopback of a video": (
-        [{"type": "video_url", "video_url": {"url": "http://127.0.0.1:1/a"}}],
+        lambda: [{"type": "video_url", "video_url": {"url": "http://127.0.0.1:1/a"}}],
         400,
     ),
 }
@@ -99,9 +108,12 @@ def test_small_requests_are_served_beside_each_video(watching: Served, name: str
     check_beside(watching, *VIDEOS[name], "messages.0.content.0.video_url.url")
 
 
-def check_beside(served: Served, parts: list[dict[str, Any]], status: int, field: str) -> None:
-    """Small requests take at most three times as long beside a chat with `parts`."""
-    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 8, "temperature": 0}
+def check_beside(
+    served: Served, make_parts: Callable[[], list[dict[str, Any]]], status: int, field: str
+) -> None:
+    """Small requests take at most three times as long beside a chat with these parts."""
+    message = {"role": "user", "content": make_parts()}
+    body = {"messages": [message], "max_tokens": 8, "temperature": 0}
     ratios = []
     for _ in range(TRIES):
         alone = asyncio.run(trial(served.url, None))

@@ -2,15 +2,19 @@
 
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 from typing import Any, cast
 
 import httpx
 import pytest
 import structlog
 
+from engine_adapter.fake import engine as fake_engine
 from engine_adapter.fake.engine import FakeEngine
+from engine_adapter.fake.vocabulary import load_vocabulary
 from engine_adapter.seam.types import GenerationRequest
+from server import rendering
 from tests.server.contract.contract import check_response
 from tests.server.gateway import BASE_URL, Gateway, build, record_requests
 from tests.server.threaded import ADMIN_KEY, ThreadedServer
@@ -25,6 +29,15 @@ StartServer = Callable[..., ThreadedServer]
 StartGateway = Callable[..., Awaitable[Gateway]]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def tokenizers_are_read_once() -> Iterator[None]:
+    """A process starts some thousand gateways, and reading both tokenizers of one takes 30 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_engine, "load_vocabulary", cache(load_vocabulary))
+        patch.setattr(rendering, "_load_tokenizer", cache(rendering._load_tokenizer))
+        yield
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """Without the garbage collector: only what nothing refers to is freed."""
@@ -33,29 +46,33 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+@asynccontextmanager
+async def running(*, wait: bool = True, **settings: Any) -> AsyncIterator[Gateway]:
+    """A gateway with the given settings; `wait=False` does not wait for the engine.
+
+    Every answer that its client gets must be one of the OpenAPI document's.
+    """
+    app, engine, registry = build(**settings)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    hooks = {"response": [check_response]}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url=BASE_URL, event_hooks=hooks) as client,
+    ):
+        gateway = Gateway(app, cast(FakeEngine, engine), registry, client)
+        if wait:
+            await gateway.state.start_ended.wait()
+            assert gateway.state.startup_error is None
+        yield gateway
+
+
 @pytest.fixture
 async def start() -> AsyncIterator[StartGateway]:
-    """Starts gateways with the given settings; `wait=False` does not wait for the engine.
-
-    Every answer that the client of a gateway gets must be one of the OpenAPI document's.
-    """
+    """Starts gateways: see `running`."""
     async with AsyncExitStack() as stack:
 
-        async def _start(*, wait: bool = True, **settings: Any) -> Gateway:
-            app, engine, registry = build(**settings)
-            await stack.enter_async_context(app.router.lifespan_context(app))
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            client = httpx.AsyncClient(
-                transport=transport,
-                base_url=BASE_URL,
-                event_hooks={"response": [check_response]},
-            )
-            await stack.enter_async_context(client)
-            gateway = Gateway(app, cast(FakeEngine, engine), registry, client)
-            if wait:
-                await gateway.state.start_ended.wait()
-                assert gateway.state.startup_error is None
-            return gateway
+        async def _start(**settings: Any) -> Gateway:
+            return await stack.enter_async_context(running(**settings))
 
         yield _start
 

@@ -1,11 +1,12 @@
 """docs/api.md's table of every field: it is complete, and the server does what it says."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+import pytest_asyncio
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
@@ -16,7 +17,7 @@ from server.schema.chat import ChatCompletionRequest
 from server.schema.completions import CompletionRequest
 from server.schema.generation_body import GenerationBody
 from tests import documentation
-from tests.server.conftest import StartGateway
+from tests.server.conftest import StartGateway, running
 from tests.server.gateway import Gateway, record_requests
 
 HEADER = "x-specgate-ignored-fields"
@@ -201,23 +202,22 @@ def test_the_table_has_every_field_of_vllm_and_no_invented_one() -> None:
     assert TABLE.keys() - vllm - openai_fields() - own_fields() == set()
 
 
-@pytest.fixture
-async def answering(
-    start: StartGateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Gateway:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def answering(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway with every feature on; its engine answers any constraint."""
-    template = tmp_path / "template.jinja"
+    template = tmp_path_factory.mktemp("template") / "template.jinja"
     template.write_text(TEMPLATE)
-    gateway = await start(
+    async with running(
         chat_template=str(template),
         scheduling_policy="priority",
         trust_request_chat_template=True,
         reasoning_parser="deepseek_r1",
-    )
-    record_requests(gateway, monkeypatch)
-    # The demo's tokenizer has none.
-    monkeypatch.setattr(gateway.runtime.renderer, "fill_in_tokens", FillInTokens(3, 4, 5))
-    return gateway
+    ) as gateway:
+        with pytest.MonkeyPatch.context() as patch:
+            record_requests(gateway, patch)
+            # The demo's tokenizer has none.
+            patch.setattr(gateway.runtime.renderer, "fill_in_tokens", FillInTokens(3, 4, 5))
+            yield gateway
 
 
 def body_with(path: str, field: str) -> dict[str, Any]:
@@ -228,6 +228,7 @@ def body_with(path: str, field: str) -> dict[str, Any]:
     return {**BASE[path], **more, field: value}
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("path", "field", "outcome"), cases())
 async def test_the_server_does_what_the_table_says(
     answering: Gateway, path: str, field: str, outcome: str
