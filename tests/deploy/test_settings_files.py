@@ -56,8 +56,9 @@ def test_the_file_is_valid(name: str, tmp_path: Path) -> None:
 
 
 def test_a_server_starts_with_the_file(tmp_path: Path) -> None:
-    flags = ("--config", written(on_this_machine(FILES["gpu"].read_text()), tmp_path))
-    served = Served.start_beside(tmp_path / "server.log", *flags, "--engine", "fake")
+    config = written(on_this_machine(FILES["gpu"].read_text()), tmp_path)
+    flags = ("--config", config, "--engine", "fake", "--shutdown-delay-s", "0")
+    served = Served.start_beside(tmp_path / "server.log", *flags)
     check_that_it_serves(served, load_settings(flags, {}))
 
 
@@ -102,7 +103,8 @@ def test_a_bad_file_is_refused_with_its_reason(
 
 
 def test_a_server_with_a_bad_file_ends_before_it_loads(tmp_path: Path) -> None:
-    config = written(BAD[0][0], tmp_path)
+    settings, _, reason = BAD[1]
+    config = written(settings, tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "server.cli", "serve", "--config", config, "--port", "0"],
         cwd=ROOT,
@@ -113,7 +115,7 @@ def test_a_server_with_a_bad_file_ends_before_it_loads(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2, "systemd starts it again after every other status"
-    assert done.stderr.splitlines()[-1].endswith(BAD[0][2])
+    assert reason in done.stderr.splitlines()[-1]
 
 
 def test_the_reason_is_shown_with_the_pod() -> None:

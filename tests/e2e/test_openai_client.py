@@ -9,6 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.cases import proved_beyond
 from tests.e2e.served import MODEL, PROPOSERS, Served
 
 pytestmark = pytest.mark.engine
@@ -74,7 +75,10 @@ def test_two_choices_have_their_own_text_and_statistics(client: openai.OpenAI) -
     assert streamed == texts
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 3}])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param({"temperature": 0}, marks=pytest.mark.prove), {"temperature": 0.8, "seed": 3}],
+)
 def test_the_text_does_not_depend_on_the_proposer(
     client: openai.OpenAI, sampling: dict[str, Any]
 ) -> None:
@@ -94,25 +98,25 @@ def test_the_text_does_not_depend_on_the_proposer(
     assert len(set(texts.values())) == 1, texts
 
 
-def test_a_response_has_the_text_of_its_chat_under_every_proposer(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("name", proved_beyond(["none", "suffix", "draft"], [*PROPOSERS, "none"]))
+def test_a_response_has_the_text_of_its_chat_under_every_proposer(
+    client: openai.OpenAI, name: str
+) -> None:
     chat = client.chat.completions.create(messages=MESSAGES, **GREEDY)
     asked: dict[str, Any] = {"model": MODEL, "input": MESSAGES, "max_output_tokens": 32}
-    for name, k in {**PROPOSERS, "none": 0}.items():
-        by_name = {"spec_decode": {"proposer": name}}
-        whole = client.responses.create(**asked, temperature=0, store=False, extra_body=by_name)
-        with client.responses.stream(
-            **asked, temperature=0, store=False, extra_body=by_name
-        ) as stream:
-            events = list(stream)
-        last: Any = events[-1]
-        assert last.type == f"response.{whole.status}"
-        assert whole.output_text == last.response.output_text == chat.choices[0].message.content
-        told = statistics(whole)
-        assert (told["proposer"], told["num_spec_tokens"]) == (name, k)
-        if name != "suffix":  # it drafts more from what it has seen before
-            assert statistics(last.response)["num_draft_tokens"] == told["num_draft_tokens"]
-        if name.startswith("draft"):
-            assert told["num_accepted_draft_tokens"] > 0
+    by_name = {"spec_decode": {"proposer": name}}
+    whole = client.responses.create(**asked, temperature=0, store=False, extra_body=by_name)
+    with client.responses.stream(**asked, temperature=0, store=False, extra_body=by_name) as stream:
+        events = list(stream)
+    last: Any = events[-1]
+    assert last.type == f"response.{whole.status}"
+    assert whole.output_text == last.response.output_text == chat.choices[0].message.content
+    told = statistics(whole)
+    assert (told["proposer"], told["num_spec_tokens"]) == (name, PROPOSERS.get(name, 0))
+    if name != "suffix":  # it drafts more from what it has seen before
+        assert statistics(last.response)["num_draft_tokens"] == told["num_draft_tokens"]
+    if name.startswith("draft"):
+        assert told["num_accepted_draft_tokens"] > 0
 
 
 class Verdict(BaseModel):
@@ -122,7 +126,7 @@ class Verdict(BaseModel):
     length: Literal[1, 2, 3]
 
 
-@pytest.mark.parametrize("proposer", ["none", "ngram", "draft", "eagle3"])
+@pytest.mark.parametrize("proposer", proved_beyond(["draft"], ["none", "ngram", "draft", "eagle3"]))
 def test_a_response_is_parsed_into_a_model(client: openai.OpenAI, proposer: str) -> None:
     asked: Any = {
         "model": MODEL,

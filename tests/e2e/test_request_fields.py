@@ -1,10 +1,13 @@
 """Fields of requests on the real engine: what they return, and that they leave the text."""
 
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
 import pytest
+from pydantic import BaseModel
 
 from tests.e2e.served import PROPOSERS, Served
 from tests.server.schema.pydantic_models import MODELS
@@ -20,13 +23,22 @@ def complete(served: Served, **fields: Any) -> dict[str, Any]:
     return choice
 
 
+def of_all(served: Served, **fields: Any) -> list[dict[str, Any]]:
+    """The choices under every proposer and none, which share batches."""
+
+    def run(name: str) -> dict[str, Any]:
+        return complete(served, **fields, spec_decode={"proposer": name})
+
+    names = ("none", *PROPOSERS)
+    with ThreadPoolExecutor(len(names)) as pool:
+        return list(pool.map(run, names))
+
+
 def test_a_truncated_prompt_is_the_prompt_of_its_last_tokens(served: Served) -> None:
     whole = complete(served)["prompt_token_ids"]
     for side, ids in (("left", whole[-9:]), ("right", whole[:9])):
         want = complete(served, prompt=ids, spec_decode={"proposer": "none"})
-        for name in ("none", *PROPOSERS):
-            fields = {"truncate_prompt_tokens": 9, "truncation_side": side}
-            cut = complete(served, **fields, spec_decode={"proposer": name})
+        for cut in of_all(served, truncate_prompt_tokens=9, truncation_side=side):
             assert cut["prompt_token_ids"] == ids
             assert cut["token_ids"] == want["token_ids"]
 
@@ -40,9 +52,8 @@ def test_a_salt_leaves_the_text(served: Served) -> None:
 
 def test_top_p_of_zero_is_greedy(served: Served) -> None:
     want = complete(served)["token_ids"]
-    for name in ("none", *PROPOSERS):
-        fields = {"temperature": 1.7, "top_p": 0, "spec_decode": {"proposer": name}}
-        assert complete(served, **fields)["token_ids"] == want
+    for choice in of_all(served, temperature=1.7, top_p=0):
+        assert choice["token_ids"] == want
 
 
 def test_prompt_logprobs_are_those_of_an_echo(served: Served) -> None:
@@ -67,11 +78,10 @@ def test_a_prompt_of_one_token_has_no_log_probability(served: Served) -> None:
 
 
 def test_prompt_logprobs_leave_the_text_under_every_proposer(served: Served) -> None:
-    want = complete(served, prompt_logprobs=1, spec_decode={"proposer": "none"})
+    want, *drafted = of_all(served, prompt_logprobs=1)
     first, *others = want["prompt_logprobs"]
     assert first is None
-    for name in PROPOSERS:
-        got = complete(served, prompt_logprobs=1, spec_decode={"proposer": name})
+    for got in drafted:
         assert got["token_ids"] == want["token_ids"]
         for mine, plain in zip(got["prompt_logprobs"][1:], others, strict=True):
             assert mine.keys() == plain.keys()
@@ -82,7 +92,7 @@ def test_prompt_logprobs_leave_the_text_under_every_proposer(served: Served) -> 
 def test_the_schemas_of_ordinary_classes_are_enforced_as_far_as_the_header_says(
     served: Served,
 ) -> None:
-    for model, names in MODELS.items():
+    def check(model: type[BaseModel], names: Sequence[str]) -> None:
         schema = model.model_json_schema()
         wrapper = {"name": model.__name__, "schema": schema}
         body = {
@@ -97,6 +107,9 @@ def test_the_schemas_of_ordinary_classes_are_enforced_as_far_as_the_header_says(
         choice = response.json()["choices"][0]
         if choice["finish_reason"] == "stop" and not names:
             jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+
+    with ThreadPoolExecutor(len(MODELS)) as pool:
+        list(pool.map(check, *zip(*MODELS.items(), strict=True)))
 
 
 def test_foreign_constraints_are_enforced(served: Served) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cases import proved_beyond
 from tests.e2e.greedy import Plain, plain
 from tests.e2e.served import PROPOSERS, Served
 from tests.e2e.traffic import MESSAGES, Streamed, chat, clients, gather, stream
@@ -58,7 +59,7 @@ class Load:
         return results
 
 
-@pytest.mark.parametrize("mode", ["immediate", "new_requests"])
+@pytest.mark.parametrize("mode", proved_beyond(["immediate"], ["immediate", "new_requests"]))
 async def test_fifty_switches_under_sixteen_streams(
     served: Served, plain_texts: list[Plain], mode: str
 ) -> None:
@@ -95,7 +96,7 @@ async def test_fifty_switches_under_sixteen_streams(
     assert after("specgate_spec_method_info", spec_method=answers[-1]["active"]["spec_method"]) == 1
 
 
-@pytest.mark.parametrize("drains", [3, pytest.param(20, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("drains", proved_beyond([2], [2, 20]))
 async def test_drains_under_sixteen_streams(
     served: Served, plain_texts: list[Plain], drains: int
 ) -> None:

@@ -20,6 +20,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.cases import proved_beyond
+
 COMMAND = [sys.executable, "-m", "server.cli"]
 ROOT = Path(__file__).parents[2]
 START_S = 150.0
@@ -236,17 +238,17 @@ def test_an_argument_that_the_engine_refuses_is_an_invalid_setting() -> None:
 SERVE = ("serve", "--engine", "fake", "--port", "0")
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["--prot", "1"], "--prot: unknown flag; did you mean --port?"),
-        (["--max-model-len", "many"], "--max-model-len: input should be a valid integer"),
-        (["/no/such/model"], "MODEL: the folder '/no/such/model' does not exist"),
-        (["--primary", "nobody"], "--primary: there is no proposer 'nobody'"),
-        (["--insecure", "--host", "no..name"], "--host: cannot resolve 'no..name'"),
-        (["--insecure", "--host", "192.0.2.1"], "--host: cannot listen on 192.0.2.1"),
-    ],
-)
+INVALID = [
+    (["--prot", "1"], "--prot: unknown flag; did you mean --port?"),
+    (["--max-model-len", "many"], "--max-model-len: input should be a valid integer"),
+    (["/no/such/model"], "MODEL: the folder '/no/such/model' does not exist"),
+    (["--primary", "nobody"], "--primary: there is no proposer 'nobody'"),
+    (["--insecure", "--host", "no..name"], "--host: cannot resolve 'no..name'"),
+    (["--insecure", "--host", "192.0.2.1"], "--host: cannot listen on 192.0.2.1"),
+]
+
+
+@pytest.mark.parametrize(("argv", "expected"), proved_beyond([INVALID[0], INVALID[-1]], INVALID))
 def test_an_invalid_setting_ends_it_with_one_line(argv: list[str], expected: str) -> None:
     result = run(*SERVE, *argv)
     assert result.returncode == 2

@@ -33,8 +33,9 @@ def test_gain_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (tmp_path / "gain.svg").stat().st_size > 1000
 
 
+@pytest.mark.prove
 @pytest.mark.engine
-@pytest.mark.parametrize("pairs", [1, pytest.param(3, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("pairs", [1, 3])
 def test_compare_measures_two_servers(tmp_path: Path, pairs: int) -> None:
     words = ["compare", "--engine", "fake", "--side", "one", "--side", "all"]
     words += ["--method", "none", "--concurrency", "2", "--pairs", str(pairs), "--max-tokens", "48"]

@@ -19,6 +19,7 @@ from benchmarks.load import sides
 from server.commands import FAILED, INTERRUPTED
 from server.commands.bench import bench
 from tests.benchmarks.refusal import complaint
+from tests.cases import proved_beyond
 
 SHORT = ["--requests", "4", "--repetitions", "2", "--max-tokens", "12", "--warm-up", "1"]
 
@@ -270,7 +271,7 @@ def served(url: str) -> float:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", proved_beyond([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_an_interrupted_run_writes_what_it_has(
     url: str, tmp_path: Path, sent: signal.Signals
 ) -> None:

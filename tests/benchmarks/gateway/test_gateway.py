@@ -15,6 +15,7 @@ gateway = partial(run_command, make_parser(), run)
 SMALL = ["--tokens", "40", "--rounds", "1"]
 
 
+@pytest.mark.prove
 @pytest.mark.engine
 def test_it_measures_cpu_time_and_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

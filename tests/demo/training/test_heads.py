@@ -168,7 +168,7 @@ def test_batches_contain_every_chat_once_per_epoch() -> None:
     assert sizes == sorted(2 * [len(chat.ids) for chat in chats])
 
 
-@pytest.mark.parametrize("name", proved_beyond(("mlp-speculator", "eagle3"), HEADS))
+@pytest.mark.parametrize("name", proved_beyond(("mlp-speculator",), HEADS))
 def test_training_lowers_a_heads_loss(
     name: str, target: LlamaForCausalLM, chats: list[Tokenized]
 ) -> None:

@@ -16,6 +16,7 @@ from engine_adapter.policies.contract import (
 )
 from engine_adapter.policies.measurements import Measurements
 from engine_adapter.seam.types import SpecMethod
+from tests.cases import proved_beyond
 
 TOLERANCE = 0.05
 """The share of the best rate that the choice may miss."""
@@ -84,7 +85,7 @@ def expected_rate(
 
 
 @pytest.mark.parametrize("model", [MODEL, GATED], ids=["plain", "gated"])
-@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("rows", proved_beyond([2], [1, 2, 3]))
 def test_the_choice_is_near_the_best_of_all_proposers_and_lengths(
     rows: int, model: ProposerTraits
 ) -> None:

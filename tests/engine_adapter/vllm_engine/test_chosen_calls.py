@@ -84,25 +84,27 @@ async def test_an_answer_or_calls_are_those_of_plain_decoding(
     held = constraint(parsing, ANSWER, single_call=chooses == "a call")
     begin = "{" if chooses == "the answer" else "<tool_call>"
     accepted = dict.fromkeys(CHOICES, 0)
-    for prompt in prompts[:2]:
-        for sampling in ({}, {"temperature": 1.0, "seed": 4}):
-            options: dict[str, Any] = {**sampling, "logit_bias": toward(begin), "max_tokens": 64}
-            results = await of_every(live, prompt, held.constraint, **options)
-            plain = results["none"]
-            for name, result in results.items():
-                assert result.tokens == plain.tokens
-                if name != "none":
-                    accepted[name] += result.counts(name).accepted
-            if chooses == "the answer":
-                jsonschema.validate(json.loads(plain.text), ANSWER)
-                continue
-            assert plain.text.startswith(held.begins)
-            if plain.finish_reason is not FinishReason.STOP:
-                assert chooses == "calls"  # as many as there is room for
-                continue
-            body = plain.text.removeprefix("<tool_call>").removesuffix("</tool_call>")
-            call = json.loads(body)
-            jsonschema.validate(call["arguments"], SCHEMAS[call["name"]])
+    options: dict[str, Any] = {"logit_bias": toward(begin), "max_tokens": 64}
+    of_jobs = await asyncio.gather(
+        of_every(live, prompts[0], held.constraint, **options),
+        of_every(live, prompts[1], held.constraint, temperature=1.0, seed=4, **options),
+    )
+    for results in of_jobs:
+        plain = results["none"]
+        for name, result in results.items():
+            assert result.tokens == plain.tokens
+            if name != "none":
+                accepted[name] += result.counts(name).accepted
+        if chooses == "the answer":
+            jsonschema.validate(json.loads(plain.text), ANSWER)
+            continue
+        assert plain.text.startswith(held.begins)
+        if plain.finish_reason is not FinishReason.STOP:
+            assert chooses == "calls"  # as many as there is room for
+            continue
+        body = plain.text.removeprefix("<tool_call>").removesuffix("</tool_call>")
+        call = json.loads(body)
+        jsonschema.validate(call["arguments"], SCHEMAS[call["name"]])
     assert sum(accepted.values()) > 0, accepted
 
 
@@ -111,8 +113,10 @@ async def test_free_text_is_that_without_the_constraint(
 ) -> None:
     held = constraint(parsing, None, single_call=False)
     for prompt in prompts[:2]:
-        plain = await generate(live, prompt, greedy(32), pinned("none", 0))
-        results = await of_every(live, prompt, held.constraint, max_tokens=32)
+        plain, results = await asyncio.gather(
+            generate(live, prompt, greedy(32), pinned("none", 0)),
+            of_every(live, prompt, held.constraint, max_tokens=32),
+        )
         assert {result.tokens for result in results.values()} == {plain.tokens}
 
 
@@ -131,8 +135,8 @@ async def test_a_trigger_within_text_holds_what_follows(live: Live, prompts: lis
     grammar = call_grammar(node, None, specials={}, json_schema=compact)
     held = StructuredOutput(ConstraintKind.GRAMMAR, grammar)
     found = 0
-    for prompt in prompts[:2]:
-        results = await of_every(live, prompt, held, max_tokens=64)
+    of_prompts = (of_every(live, prompt, held, max_tokens=64) for prompt in prompts[:2])
+    for results in await asyncio.gather(*of_prompts):
         assert len({result.tokens for result in results.values()}) == 1
         for part in results["none"].text.split("(")[1:]:
             arguments, closed, _ = part.partition(")")

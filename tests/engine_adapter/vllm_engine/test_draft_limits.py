@@ -85,10 +85,9 @@ async def test_drafts_follow_the_constraint_of_their_request(
 ) -> None:
     chosen = prompts[:12]
     sampling = jobs(chosen, 0.0)
-    results = {
-        name: await of(live, chosen, sampling, name, k)
-        for name, k in {"none": 0, "self": 5, "grammar": 5, "forced-first": 5, "ngram": 5}.items()
-    }
+    methods = {"none": 0, "self": 5, "grammar": 5, "forced-first": 5, "ngram": 5}
+    of_each = (of(live, chosen, sampling, name, k) for name, k in methods.items())
+    results = dict(zip(methods, await asyncio.gather(*of_each), strict=True))
     for name, drafted in results.items():
         plain = results["none"]
         assert [result.tokens for result in drafted] == [result.tokens for result in plain], name

@@ -97,7 +97,9 @@ async def test_a_head_drafts_as_the_plain_implementation_does(
             assert drafted == reference.drafts(tokens[:count], len(drafted))
 
 
-@pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
+@pytest.mark.parametrize(
+    "method", proved_beyond([TWO, SMALL], HEADS), ids=lambda method: method.proposer
+)
 async def test_drafts_after_a_switch_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
@@ -109,7 +111,9 @@ async def test_drafts_after_a_switch_are_those_of_a_run_without(
     assert got.catchup[method.proposer] > sum(map(len, some))
 
 
-@pytest.mark.parametrize("method", HEADS, ids=lambda method: method.proposer)
+@pytest.mark.parametrize(
+    "method", proved_beyond([TWO, SMALL], HEADS), ids=lambda method: method.proposer
+)
 async def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
@@ -129,10 +133,10 @@ async def test_drafts_after_preemption_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
     some = more_than_fit(prompts)
-    want = never_switched(engine, some, method, 40)
-    got = engine.run([RecordedRequest(prompt, 40, method) for prompt in some])
+    want = never_switched(engine, some, method, 24)
+    got = engine.run([RecordedRequest(prompt, 24, method) for prompt in some])
     assert got.preemptions > 0
-    assert same_drafts(got, want, method.proposer) > 400
+    assert same_drafts(got, want, method.proposer) > 240
 
 
 @pytest.mark.parametrize("method", LEAN, ids=lambda method: method.proposer)

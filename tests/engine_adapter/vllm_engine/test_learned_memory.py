@@ -154,7 +154,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.needs_vllm
-@pytest.mark.parametrize("form", proved_beyond([late, alternatives], [slow, late, alternatives]))
+@pytest.mark.parametrize("form", proved_beyond([alternatives], [slow, late, alternatives]))
 def test_lexers_that_learn_at_once_take_no_more_than_the_budgets(
     process: ProcessPoolExecutor, form: Any
 ) -> None:

@@ -7,6 +7,7 @@ from statistics import mean
 
 import pytest
 
+from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -26,7 +27,8 @@ async def test_salts_separate_the_prefix_cache_and_leave_the_text(
     live: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
     prompt = max(prompts, key=len)[:300]
-    for i, name in enumerate(NAMES):
+
+    async def check(i: int, name: str) -> None:
         spec = pinned(name, CHOICES[name])
         first = await generate(live, prompt, greedy(24), spec, cache_salt=f"a{i}")
         again = await generate(live, prompt, greedy(24), spec, cache_salt=f"a{i}")
@@ -36,8 +38,10 @@ async def test_salts_separate_the_prefix_cache_and_leave_the_text(
         assert first.tokens == again.tokens == other.tokens
         await stock.check(prompt, first.tokens)
 
+    await asyncio.gather(*(check(i, name) for i, name in enumerate(NAMES)))
 
-@pytest.mark.parametrize("jobs", [24, pytest.param(120, marks=pytest.mark.prove)])
+
+@pytest.mark.parametrize("jobs", proved_beyond([24], [24, 120]))
 async def test_preemption_by_priority_leaves_the_text(
     cramped: Live, stock: Stock, prompts: list[Prompt], jobs: int
 ) -> None:
@@ -49,7 +53,7 @@ async def test_preemption_by_priority_leaves_the_text(
     before = cramped.metric("vllm:num_preemptions_total")
     results = await asyncio.gather(
         *(
-            generate(cramped, prompt, greedy(100), pinned(name, CHOICES[name]), priority=priority)
+            generate(cramped, prompt, greedy(60), pinned(name, CHOICES[name]), priority=priority)
             for prompt, name, priority in asked
         )
     )
@@ -67,18 +71,18 @@ async def test_preemption_by_priority_leaves_the_text(
     assert ends[-3] < ends[3], "a lower priority ends earlier"
 
 
+@pytest.mark.parametrize("name", proved_beyond(["eagle"], NAMES))
 async def test_a_prompt_is_read_again_after_the_prefix_cache_is_emptied(
-    live: Live, stock: Stock, prompts: list[Prompt]
+    live: Live, stock: Stock, prompts: list[Prompt], name: str
 ) -> None:
     prompt = max(prompts, key=len)[:300]
-    for name in NAMES:
-        cached, tokens = [], set()
+    cached, tokens = [], set()
+    for _ in range(2):
+        assert await live.engine.reset_prefix_cache()
         for _ in range(2):
-            assert await live.engine.reset_prefix_cache()
-            for _ in range(2):
-                result = await generate(live, prompt, greedy(24), pinned(name, CHOICES[name]))
-                cached.append(result.num_cached_tokens > 0)
-                tokens.add(tuple(result.tokens))
-        assert cached == [False, True, False, True], name
-        assert len(tokens) == 1
-        await stock.check(prompt, result.tokens)
+            result = await generate(live, prompt, greedy(24), pinned(name, CHOICES[name]))
+            cached.append(result.num_cached_tokens > 0)
+            tokens.add(tuple(result.tokens))
+    assert cached == [False, True, False, True]
+    assert len(tokens) == 1
+    await stock.check(prompt, result.tokens)

@@ -36,10 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "presence_penalty": 0.3,
     },
 }
-FEW = (
-    *("temperature", "penalties", "min_tokens", "allowed_token_ids", "thinking_token_budget"),
-    "everything",
-)
+FEW = ("penalties", "min_tokens", "allowed_token_ids", "thinking_token_budget", "everything")
 """Those of `make test`; most others are parts of `everything`."""
 
 
@@ -56,28 +53,26 @@ async def check_seeded(live: Live, prompts: list[Prompt], options: dict[str, Any
     def sampled(seed: int) -> SamplingOptions:
         return SamplingOptions(**({"max_tokens": 40, "ignore_eos": True, "seed": seed} | options))
 
-    plain = await asyncio.gather(
-        *(generate(live, p, sampled(i), pinned("none", 0)) for i, p in enumerate(prompts[:6]))
-    )
-    mixed = await asyncio.gather(
+    *mixed, _ = await asyncio.gather(
         *(
-            generate(live, p, sampled(i), pinned(name, k))
+            generate(live, p, sampled(i), pinned(name, DRAFTING.get(name, 0)))
+            for name in ("none", *DRAFTING)
             for i, p in enumerate(prompts[:6])
-            for name, k in DRAFTING.items()
         ),
         generate(live, prompts[6], greedy(40), pinned("self", 5)),
     )
-    for i, result in enumerate(mixed[:-1]):
-        assert result.tokens == plain[i // len(DRAFTING)].tokens
-    assert sum(result.spec.by_proposer["self"].accepted for result in mixed[3:-1:4]) > 0
+    plain = mixed[:6]
+    for i, result in enumerate(mixed):
+        assert result.tokens == plain[i % 6].tokens
+    assert sum(result.counts("self").accepted for result in mixed[-6:]) > 0
     assert len({result.tokens for result in plain}) == len(plain)
 
 
 async def of_all(
     live: Live, prompts: list[Prompt], **options: Any
 ) -> dict[tuple[str, int], tuple[int, ...]]:
-    """The tokens under every proposer and none for three prompts, in one batch: 40 each."""
-    sampling = SamplingOptions(**({"max_tokens": 40, "ignore_eos": True} | options))
+    """The tokens under every proposer and none for three prompts, in one batch: 24 each."""
+    sampling = SamplingOptions(**({"max_tokens": 24, "ignore_eos": True} | options))
     keys = [(name, i) for name in ("none", *DRAFTING) for i in range(3)]
     results = await asyncio.gather(
         *(
@@ -89,20 +84,25 @@ async def of_all(
 
 
 async def test_min_p_of_one_leaves_the_likeliest_token(live: Live, prompts: list[Prompt]) -> None:
-    greedily = await of_all(live, prompts, temperature=0.0)
-    assert await of_all(live, prompts, temperature=1.0, min_p=1.0) == greedily
-    assert await of_all(live, prompts, temperature=1.0, min_p=0.0) != greedily
+    greedily, likeliest, any_token = await asyncio.gather(
+        of_all(live, prompts, temperature=0.0),
+        of_all(live, prompts, temperature=1.0, min_p=1.0),
+        of_all(live, prompts, temperature=1.0, min_p=0.0),
+    )
+    assert likeliest == greedily != any_token
 
 
 async def test_logit_bias_bans_and_forces_tokens(live: Live, prompts: list[Prompt]) -> None:
     free = await of_all(live, prompts, temperature=0.0)
     common = {token for tokens in free.values() for token in tokens[::3]}
-    banned = await of_all(live, prompts, temperature=0.0, logit_bias=dict.fromkeys(common, -100.0))
+    banned, forced = await asyncio.gather(
+        of_all(live, prompts, temperature=0.0, logit_bias=dict.fromkeys(common, -100.0)),
+        of_all(live, prompts, temperature=1.0, logit_bias={77: 100.0}),
+    )
     assert not common & {token for tokens in banned.values() for token in tokens}
     for (_, prompt), tokens in banned.items():
         assert tokens == banned["none", prompt]
-    forced = await of_all(live, prompts, temperature=1.0, logit_bias={77: 100.0})
-    assert set(forced.values()) == {(77,) * 40}
+    assert set(forced.values()) == {(77,) * 24}
 
 
 async def test_bad_words_and_disallowed_tokens_are_never_emitted(
@@ -110,16 +110,21 @@ async def test_bad_words_and_disallowed_tokens_are_never_emitted(
 ) -> None:
     free = await of_all(live, prompts, temperature=0.0)
     allowed = tuple(sorted({token for tokens in free.values() for token in tokens}))[::2]
-    restricted = await of_all(live, prompts, temperature=1.2, allowed_token_ids=allowed)
-    assert {token for tokens in restricted.values() for token in tokens} <= set(allowed)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     words = ("return", "def")
     forms = [prefix + word for word in words for prefix in ("", " ")]
     (ids,) = zip(*(tokenizer.encode(form, add_special_tokens=False) for form in forms), strict=True)
-    for bad_words in ((), words):
-        made = await of_all(live, prompts, temperature=1.0, bad_words=bad_words)
-        emitted = {token for tokens in made.values() for token in tokens}
-        assert bool(emitted.intersection(ids)) is not bool(bad_words)
+    texts = await asyncio.gather(
+        of_all(live, prompts, temperature=1.2, allowed_token_ids=allowed),
+        of_all(live, prompts, temperature=1.0),
+        of_all(live, prompts, temperature=1.0, bad_words=words),
+    )
+    restricted, unlimited, without = (
+        {token for tokens in of_one.values() for token in tokens} for of_one in texts
+    )
+    assert restricted <= set(allowed)
+    assert unlimited.intersection(ids)
+    assert not without.intersection(ids)
 
 
 async def test_greedy_rows_are_greedy_beside_sampled_ones(
@@ -195,14 +200,20 @@ async def test_reasoning_ends_after_its_budget_and_the_text_goes_on(
     tokenizer: Any = AutoTokenizer.from_pretrained(TARGET)
     mark = tokenizer.convert_tokens_to_ids(THINKING["reasoning_end_str"])
     assert live.engine.info.has_thinking_budget
-    for budget in (0, 1, 7):  # the end is forced on the first token, and among the drafts
-        texts = await of_all(live, prompts, temperature=temperature, thinking_token_budget=budget)
+    budgets = (0, 1, 7)  # the end is forced on the first token, and among the drafts
+    *limited, without, ample = await asyncio.gather(
+        *(
+            of_all(live, prompts, temperature=temperature, thinking_token_budget=budget)
+            for budget in budgets
+        ),
+        of_all(live, prompts, temperature=0.0),
+        of_all(live, prompts, temperature=0.0, thinking_token_budget=24),
+    )
+    for budget, texts in zip(budgets, limited, strict=True):
         for tokens in texts.values():
-            assert (tokens.index(mark), len(tokens)) == (budget, 40)
+            assert (tokens.index(mark), len(tokens)) == (budget, 24)
         if temperature == 0:
             assert len(set(texts.values())) == 3
-    without = await of_all(live, prompts, temperature=0.0)
-    ample = await of_all(live, prompts, temperature=0.0, thinking_token_budget=40)
     assert ample == without
 
 

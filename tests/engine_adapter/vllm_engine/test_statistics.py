@@ -46,7 +46,7 @@ async def test_the_sum_over_proposers_is_vllms_count_with_aborts(
 
     finished = [
         generate(live, p, greedy(50), pinned(name, k))
-        for p in prompts[:4]
+        for p in prompts[:2]
         for name, k in CHOICES.items()
     ]
     await asyncio.gather(*finished, *(abandoned(i) for i in range(10)))

@@ -22,12 +22,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 LENGTHS = (24, 48, 96)
 
 
-async def test_a_hundred_random_requests_are_exact(
-    cramped: Live, stock: Stock, prompts: list[Prompt]
-) -> None:
-    await fuzz(cramped, stock, prompts, requests=100, seed=11)
-
-
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(5))
 async def test_a_thousand_random_requests_are_exact(

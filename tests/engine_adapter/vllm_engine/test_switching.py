@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from engine_adapter.seam.types import SpecDecodeParams, SpecMethod
+from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.conftest import CHOICES
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -26,7 +27,7 @@ def follower(live: Live, prompt: Prompt, length: int, method: SpecMethod) -> asy
     return asyncio.create_task(generate(live, prompt, greedy(length), spec))
 
 
-@pytest.mark.parametrize("before", ["none", "ngram", "suffix", "draft"])
+@pytest.mark.parametrize("before", proved_beyond(["none"], ["none", "ngram", "suffix", "draft"]))
 async def test_after_a_switch_every_draft_of_the_target_itself_is_accepted(
     live: Live, stock: Stock, prompts: list[Prompt], before: str
 ) -> None:

@@ -18,6 +18,10 @@ probability of 11 %, by three with 0.1 %. Most faults show in several kinds of w
 """
 
 
+QUICK = ("small budget", "tight kernel", "tight groups", "short")
+"""Kinds of worlds in `make test`. Each property of a world is a property of one of these."""
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     """Random tokens of the toy vocabulary."""
     tokens: list[int] = np.random.default_rng(seed).integers(0, 29, length).tolist()
@@ -30,28 +34,32 @@ def kinds_of_worlds(draft_contexts: Mapping[str, int]) -> list[Any]:
     Args:
         draft_contexts: draft model -> its context, for the world in which it is short.
     """
-    return [
-        pytest.param({}, False, id="roomy"),
-        pytest.param({"chunk": 7}, False, id="chunked"),
-        pytest.param({"budget": 9, "chunk": 16}, False, id="small budget"),
-        pytest.param(
+    worlds: list[tuple[str, dict[str, Any], bool]] = [
+        ("roomy", {}, False),
+        ("chunked", {"chunk": 7}, False),
+        ("small budget", {"budget": 9, "chunk": 16}, False),
+        (
+            "kernel blocks",
             {"block_size": 8, "kernel_size": 4, "chunk": 11, "budget": 16},
             False,
-            id="kernel blocks",
         ),
-        pytest.param({"num_blocks": 36, "chunk": 9, "budget": 12}, True, id="tight"),
-        pytest.param(
+        ("tight", {"num_blocks": 36, "chunk": 9, "budget": 12}, True),
+        (
+            "tight kernel",
             {"num_blocks": 30, "block_size": 8, "kernel_size": 2, "chunk": 20},
             True,
-            id="tight kernel",
         ),
-        pytest.param({"num_blocks": 400, "other_groups": (4,)}, False, id="two groups"),
-        pytest.param(
+        ("two groups", {"num_blocks": 400, "other_groups": (4,)}, False),
+        (
+            "tight groups",
             {"num_blocks": 90, "other_groups": (8, 2), "kernel_size": 2, "chunk": 9, "budget": 12},
             True,
-            id="tight groups",
         ),
-        pytest.param({"num_blocks": 40, "draft_contexts": draft_contexts}, True, id="short"),
+        ("short", {"num_blocks": 40, "draft_contexts": draft_contexts}, True),
+    ]
+    return [
+        pytest.param(how, pressure, id=kind, marks=[] if kind in QUICK else [pytest.mark.prove])
+        for kind, how, pressure in worlds
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine_adapter.seam.types import NONE
+from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.support.device_cases import (
     DRAWING,
     GATED,
@@ -42,6 +43,9 @@ CASES = [
     *((method, SAMPLED, True) for method in (NONE, "ngram", *DRAWING)),
 ]
 """Method, what its rows ask for, and whether the drafts are late: see `DeviceSteps`."""
+QUICK = [
+    case for case in CASES if not case[2] or case[0] in (NONE, "ngram", "draft_model", "eagle3")
+]
 
 
 @pytest.fixture
@@ -66,7 +70,7 @@ def started(
     return steps
 
 
-@pytest.mark.parametrize(("method", "asks", "late"), CASES)
+@pytest.mark.parametrize(("method", "asks", "late"), proved_beyond(QUICK, CASES))
 def test_a_step_waits_as_often_as_its_budget_allows(
     device: PretendDevice, method: str, asks: str, late: bool, tmp_path: Path
 ) -> None:

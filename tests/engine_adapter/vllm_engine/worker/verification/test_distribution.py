@@ -14,6 +14,7 @@ import torch
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.verification.rejection import SpeculativeSampling
+from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.support.exact import ALPHA, CONDITIONS, Sampling, p_value
 from tests.engine_adapter.vllm_engine.support.verified_pairs import (
     RULES,
@@ -31,6 +32,10 @@ FEW = 25_000
 """Enough to detect a mistake."""
 
 BATCHES: dict[str, Sequence[str]] = {rule: [rule] for rule in RULES} | {"mixed": RULES}
+each_batch = pytest.mark.parametrize("rules", proved_beyond(RULES, BATCHES))
+
+QUICK = ("temperature 0.7", "min-p", "repetition penalty")
+PAIRS = [(rules, condition) for rules in ("one-hot", "mixed") for condition in CONDITIONS]
 
 ALLOWED = np.array([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 1], [1, 0, 0, 1]], bool)
 """A grammar: the tokens that may follow each token."""
@@ -50,8 +55,10 @@ def worst(
     return min(p_value(counts[rule], exact) for rule in rules)
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("rules", ["one-hot", "mixed"])
+@pytest.mark.parametrize(
+    ("rules", "condition"),
+    proved_beyond([pair for pair in PAIRS if pair[0] != "mixed" or pair[1] in QUICK], PAIRS),
+)
 def test_two_verified_tokens_are_the_targets(rules: str, condition: str) -> None:
     assert worst(BATCHES[rules], CONDITIONS[condition]) > ALPHA
 
@@ -63,7 +70,7 @@ def test_two_verified_tokens_are_the_targets_at_length(rules: str, condition: st
     assert worst(BATCHES[rules], CONDITIONS[condition], MANY) > ALPHA
 
 
-@pytest.mark.parametrize("rules", BATCHES)
+@each_batch
 def test_a_grammar_that_truncates_drafts_changes_nothing(rules: str) -> None:
     assert worst(BATCHES[rules], Sampling(), world=World(allowed=ALLOWED)) > ALPHA
 
@@ -83,7 +90,7 @@ def test_a_row_may_end_by_its_draft_if_that_draft_is_verified(rule: str) -> None
 
 
 @pytest.mark.parametrize("ends", [(0,), (1, 3)], ids=str)
-@pytest.mark.parametrize("rules", BATCHES)
+@each_batch
 def test_a_row_may_end_before_a_draft_that_is_not_drawn(rules: str, ends: Sequence[int]) -> None:
     """As with a confidence gate: the drafts before decide whether there is another."""
     assert worst(BATCHES[rules], Sampling(), world=World(ends=ends)) > ALPHA
