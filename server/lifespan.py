@@ -168,7 +168,7 @@ async def _create_runtime(state: AppState) -> Runtime:
         audit=audit,
         info=info,
         renderer=await _load_renderer(settings, info),
-        media=MediaPrompts(engine, info.media, metrics.media),
+        media=MediaPrompts(engine, info.media, metrics.media, settings.max_video_pixels),
         admission=admission,
         switcher=switcher,
         router=router,

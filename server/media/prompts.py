@@ -18,7 +18,7 @@ from server.media.fetcher import MediaFetcher
 from server.media.pictures import MAX_PIXELS, decode_picture
 from server.media.recordings import MAX_SECONDS, decode_recording
 from server.media.sources import INVALID_URL, MediaSource
-from server.media.videos import MAX_VIDEO_PIXELS, decode_video
+from server.media.videos import decode_video
 from server.telemetry.media_metrics import MediaMetrics, MediaOutcome, MediaStage
 
 MAX_REQUESTS = 2
@@ -27,9 +27,9 @@ MAX_REQUESTS = 2
 MAX_SIZES = {
     Modality.IMAGE: (2 * MAX_PIXELS, "pixels"),
     Modality.AUDIO: (MAX_SECONDS, "seconds"),
-    Modality.VIDEO: (MAX_VIDEO_PIXELS, "pixels"),
 }
-"""The most that all items of a request may have together, and its unit."""
+"""The most that all items of a request may have together, and its unit; of videos, see
+`MediaPrompts`."""
 
 
 class MediaPrompts:
@@ -39,10 +39,19 @@ class MediaPrompts:
         engine: renders them.
         support: what the target takes; `None` if it takes text only.
         metrics: counts them.
+        max_video_pixels: the most pixels of all frames that the target reads of a request's videos.
     """
 
-    def __init__(self, engine: Engine, support: MediaSupport | None, metrics: MediaMetrics) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        support: MediaSupport | None,
+        metrics: MediaMetrics,
+        max_video_pixels: int,
+    ) -> None:
         self._engine, self._metrics = engine, metrics
+        self._max_video_pixels = max_video_pixels
+        self._max_sizes = {**MAX_SIZES, Modality.VIDEO: (max_video_pixels, "pixels")}
         self._modalities = {} if support is None else support.modalities
         self._fetcher = MediaFetcher(() if support is None else support.allowed_domains)
         self._places = asyncio.Semaphore(MAX_REQUESTS)
@@ -121,23 +130,24 @@ class MediaPrompts:
             item, size = await loop.run_in_executor(self._threads, self._decode, content, source)
             items.append(item)
             sizes[source.modality] += size
-            limit, unit = MAX_SIZES[source.modality]
+            limit, unit = self._max_sizes[source.modality]
             if sizes[source.modality] > limit:
                 noun = NOUNS[source.modality]
+                flag = " (--max-video-pixels)" if source.modality is Modality.VIDEO else ""
                 raise source.unusable(
                     f"the {noun}s have {sizes[source.modality]} {unit} together; at most {limit} "
-                    "are read"
+                    f"are read{flag}"
                 )
         return items
 
     def _decode(self, content: bytes, source: MediaSource) -> tuple[MediaItem, int]:
-        """An item, and its size; see `MAX_SIZES`."""
+        """An item, and its size, in the unit of its limit."""
         if source.modality is Modality.IMAGE:
             picture = decode_picture(content, source)
             return MediaItem(source.modality, picture), picture.width * picture.height
         support = self._modalities[source.modality]
         if support.choose_frames is not None:
-            video = decode_video(content, support.choose_frames, source)
+            video = decode_video(content, support.choose_frames, self._max_video_pixels, source)
             return MediaItem(source.modality, video), video.frames.size // 3
         samples = decode_recording(content, support.sample_rate, source)
         return MediaItem(source.modality, samples), len(samples) // support.sample_rate

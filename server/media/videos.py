@@ -18,9 +18,6 @@ FORMATS = ("mov", "mp4", "matroska", "webm", "avi", "mpegts")
 MAX_FRAMES = 36_000
 """The most frames of a video: those of ten minutes with 60 in a second."""
 
-MAX_VIDEO_PIXELS = 4 * MAX_PIXELS
-"""The most pixels of all frames that a target reads: 400 MB in memory."""
-
 MAX_CPU_S = 20
 """The most CPU time for a video: 600 frames of 1280 x 720 pixels take 2 to 4."""
 
@@ -28,10 +25,18 @@ ChooseFrames = Callable[[VideoSource], Sequence[int]]
 """The numbers of the frames that a target reads of a video, from 0 and in order."""
 
 
-def decode_video(content: bytes, choose_frames: ChooseFrames, source: MediaSource) -> Video:
+def decode_video(
+    content: bytes, choose_frames: ChooseFrames, max_pixels: int, source: MediaSource
+) -> Video:
     """The frames that a target reads. Blocks; call it in a thread.
 
     The size of a frame and the number of all frames are read before any is decoded.
+
+    Args:
+        content: the file.
+        choose_frames: the target's rule.
+        max_pixels: the most pixels of the chosen frames together.
+        source: where the video comes from.
 
     Raises:
         InvalidField: the bytes are not a video, or one that is too long or too large.
@@ -45,10 +50,10 @@ def decode_video(content: bytes, choose_frames: ChooseFrames, source: MediaSourc
     except ValueError as error:
         raise source.unusable(f"the model does not take it: {error}") from error
     pixels = len(numbers) * size[0] * size[1]
-    if pixels > MAX_VIDEO_PIXELS:
+    if pixels > max_pixels:
         raise source.unusable(
             f"{len(numbers)} frames of {size[1]} x {size[0]} pixels are {pixels} pixels; "
-            f"{MAX_VIDEO_PIXELS} can be read"
+            f"{max_pixels} can be read (--max-video-pixels)"
         )
     with opened(content, FORMATS, source) as container:
         frames, is_decoded = _decode(container, numbers, size, source)

@@ -30,6 +30,11 @@ class LimitSettings(BaseModel):
     strict_fields: bool = Field(
         False, description="refuse fields of request bodies that would be ignored"
     )
+    max_video_pixels: Count = Field(
+        2**27,
+        description="most pixels of the frames that the target reads of a request's videos; the "
+        "server holds three bytes for each, and the target's processor more",
+    )
     max_stored_responses: int = Field(
         1000, ge=0, description="responses of /v1/responses kept in memory; 0 keeps none"
     )

@@ -43,7 +43,7 @@ async def test_requests_that_are_cancelled_leave_no_thread_more_than_the_limit(
     monkeypatch.setattr(module, "decode_picture", slow)
     engine: Any = PromptEngine()
     support = MediaSupport({Modality.IMAGE: ModalitySupport("", 1)}, takes_parts=True)
-    media = MediaPrompts(engine, support, MediaMetrics(MetricMaker(CollectorRegistry())))
+    media = MediaPrompts(engine, support, MediaMetrics(MetricMaker(CollectorRegistry())), 1)
     for _ in range(3):
         tasks = [asyncio.create_task(media.render((1,), [SOURCE])) for _ in range(MAX_REQUESTS)]
         await eventually(lambda: running == MAX_REQUESTS)

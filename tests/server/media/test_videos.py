@@ -26,13 +26,13 @@ def every_fifth(source: VideoSource) -> Sequence[int]:
     return range(0, source.num_frames, 5)
 
 
-def decoded(content: bytes) -> Video:
-    return decode_video(content, every_fifth, SOURCE)
+def decoded(content: bytes, max_pixels: int = 1 << 27) -> Video:
+    return decode_video(content, every_fifth, max_pixels, SOURCE)
 
 
-def refusal(content: bytes) -> str:
+def refusal(content: bytes, **bounds: int) -> str:
     with pytest.raises(InvalidField) as caught:
-        decoded(content)
+        decoded(content, **bounds)
     assert (caught.value.param, caught.value.code) == (PARAM, "invalid_video")
     return str(caught.value.message)
 
@@ -48,7 +48,7 @@ def test_the_chosen_frames_of_each_format_are_read(kind: str) -> None:
 
 
 def test_a_frame_may_be_chosen_twice() -> None:
-    read = decode_video(video(), lambda source: (3, 3, 7), SOURCE)
+    read = decode_video(video(), lambda source: (3, 3, 7), 1 << 27, SOURCE)
     assert read.numbers == (3, 3, 7)
     assert (read.frames[0] == read.frames[1]).all()
 
@@ -92,11 +92,11 @@ def test_the_pixels_of_a_frame_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_pixels_of_all_chosen_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_VIDEO_PIXELS", 4 * 64 * 48)
-    assert len(decoded(video()).frames) == 4
+    limit = 4 * 64 * 48
+    assert len(decoded(video(), limit).frames) == 4
     monkeypatch.setattr(module, "_decode", None)
-    reason = "5 frames of 64 x 48 pixels are 15360 pixels; 12288 can be read"
-    assert reason in refusal(video(21))
+    reason = "5 frames of 64 x 48 pixels are 15360 pixels; 12288 can be read (--max-video-pixels)"
+    assert reason in refusal(video(21), max_pixels=limit)
 
 
 def test_a_video_that_takes_long_to_decode_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_the_reason_why_a_target_takes_no_such_video_is_told() -> None:
         raise ValueError("it is too short")
 
     with pytest.raises(InvalidField, match="the model does not take it: it is too short"):
-        decode_video(video(), refuse, SOURCE)
+        decode_video(video(), refuse, 1 << 27, SOURCE)
 
 
 def test_frames_that_a_file_lacks_are_left_out() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from engine_adapter.seam.media import Modality
-from server.media import prompts
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway
 from tests.server.pictures import animation, bomb, data_url, encoded, image_part
@@ -221,7 +220,8 @@ async def test_a_hostile_recording_or_video_is_a_400_that_names_its_field(
 async def test_recordings_of_a_request_are_bounded_together(
     pictured: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(prompts.MAX_SIZES, Modality.AUDIO, (3, "seconds"))
+    limits = pictured.runtime.media._max_sizes
+    monkeypatch.setitem(limits, Modality.AUDIO, (3, "seconds"))
     assert await prompt_tokens(pictured, [audio_part(), audio_part(wav(tone(2)))])
     response = await pictured.chat(
         [audio_part(wav(tone(2))), image_part(), audio_part(wav(tone(2)))]
@@ -229,6 +229,26 @@ async def test_recordings_of_a_request_are_bounded_together(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "messages.0.content.2.input_audio.data")
     assert "the recordings have 4 seconds together; at most 3 are read" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([video_part(video(40))], "4 frames of 64 x 48 pixels are 12288 pixels; 9216 can be read"),
+        ([video_part()] * 2, "the videos have 12288 pixels together; at most 9216 are read"),
+    ],
+    ids=["of one", "of two"],
+)
+async def test_the_pixels_of_videos_are_bounded_by_a_setting(
+    start: StartGateway, parts: list[Any], reason: str
+) -> None:
+    gateway = await start(engine_args={"fake_media": 3}, max_video_pixels=3 * 64 * 48)
+    assert await prompt_tokens(gateway, [video_part(video(30))])
+    response = await gateway.chat(parts)
+    error = response.json()["error"]
+    field = f"messages.0.content.{len(parts) - 1}.{VIDEO}"
+    assert (response.status_code, error["param"]) == (400, field)
+    assert f"{reason} (--max-video-pixels)" in error["message"]
 
 
 async def test_more_recordings_than_the_limit_are_refused(pictured: Gateway) -> None:
