@@ -13,6 +13,7 @@ steps are independent. `make prove` runs 10,000 steps, and 2,000 on two ranks; i
 """
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -179,16 +180,19 @@ async def fuzz_policies(
     )
     began = len(live.recorder.steps)
     done: list[tuple[int, bool, Result]] = []
+    methods = [pinned(*method) for method in METHODS.items()]
 
-    async def serve() -> None:
-        while len(live.recorder.steps) - began < steps:
-            spec = pinned(*rng.choice(list(METHODS.items())))
+    async def serve(client: int) -> None:
+        # In turn, so that each policy has rows in a short run too.
+        for spec in itertools.islice(itertools.cycle(methods), client, None):
+            if len(live.recorder.steps) - began >= steps:
+                return
             length, sampled = rng.choice(LENGTHS), rng.random() < 0.5
             i = rng.randrange(len(seeded) if sampled else len(prompts))
             options = replace(seeded[i][1], max_tokens=length) if sampled else greedy(length)
             done.append((i, sampled, await generate(live, prompts[i], options, spec)))
 
-    await asyncio.gather(*(serve() for _ in range(clients)))
+    await asyncio.gather(*map(serve, range(clients)))
 
     await stock.greedy(prompts, max(LENGTHS))
     for i, sampled, result in done:
