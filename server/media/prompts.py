@@ -50,7 +50,6 @@ class MediaPrompts:
         max_video_pixels: int,
     ) -> None:
         self._engine, self._metrics = engine, metrics
-        self._max_video_pixels = max_video_pixels
         self._max_sizes = {**MAX_SIZES, Modality.VIDEO: (max_video_pixels, "pixels")}
         self._modalities = {} if support is None else support.modalities
         self._fetcher = MediaFetcher(() if support is None else support.allowed_domains)
@@ -147,7 +146,8 @@ class MediaPrompts:
             return MediaItem(source.modality, picture), picture.width * picture.height
         support = self._modalities[source.modality]
         if support.choose_frames is not None:
-            video = decode_video(content, support.choose_frames, self._max_video_pixels, source)
+            max_pixels, _ = self._max_sizes[Modality.VIDEO]
+            video = decode_video(content, support.choose_frames, max_pixels, source)
             return MediaItem(source.modality, video), video.frames.size // 3
         samples = decode_recording(content, support.sample_rate, source)
         return MediaItem(source.modality, samples), len(samples) // support.sample_rate

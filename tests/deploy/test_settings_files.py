@@ -103,7 +103,7 @@ def test_a_bad_file_is_refused_with_its_reason(
 
 
 def test_a_server_with_a_bad_file_ends_before_it_loads(tmp_path: Path) -> None:
-    settings, _, reason = BAD[1]
+    settings, setting, reason = BAD[1]
     config = written(settings, tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "server.cli", "serve", "--config", config, "--port", "0"],
@@ -115,7 +115,8 @@ def test_a_server_with_a_bad_file_ends_before_it_loads(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2, "systemd starts it again after every other status"
-    assert reason in done.stderr.splitlines()[-1]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"specgate: error: {setting} in {config}: {reason}")
 
 
 def test_the_reason_is_shown_with_the_pod() -> None:

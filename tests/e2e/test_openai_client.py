@@ -111,12 +111,12 @@ def test_a_response_has_the_text_of_its_chat_under_every_proposer(
     last: Any = events[-1]
     assert last.type == f"response.{whole.status}"
     assert whole.output_text == last.response.output_text == chat.choices[0].message.content
-    told = statistics(whole)
-    assert (told["proposer"], told["num_spec_tokens"]) == (name, PROPOSERS.get(name, 0))
+    counts = statistics(whole)
+    assert (counts["proposer"], counts["num_spec_tokens"]) == (name, PROPOSERS.get(name, 0))
     if name != "suffix":  # it drafts more from what it has seen before
-        assert statistics(last.response)["num_draft_tokens"] == told["num_draft_tokens"]
+        assert statistics(last.response)["num_draft_tokens"] == counts["num_draft_tokens"]
     if name.startswith("draft"):
-        assert told["num_accepted_draft_tokens"] > 0
+        assert counts["num_accepted_draft_tokens"] > 0
 
 
 class Verdict(BaseModel):

@@ -242,7 +242,7 @@ INVALID = [
     (["--prot", "1"], "--prot: unknown flag; did you mean --port?"),
     (["--max-model-len", "many"], "--max-model-len: input should be a valid integer"),
     (["/no/such/model"], "MODEL: the folder '/no/such/model' does not exist"),
-    (["--primary", "nobody"], "--primary: there is no proposer 'nobody'"),
+    (["--primary", "large"], "--primary: there is no proposer 'large'"),
     (["--insecure", "--host", "no..name"], "--host: cannot resolve 'no..name'"),
     (["--insecure", "--host", "192.0.2.1"], "--host: cannot listen on 192.0.2.1"),
 ]

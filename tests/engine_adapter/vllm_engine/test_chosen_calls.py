@@ -86,8 +86,11 @@ async def test_an_answer_or_calls_are_those_of_plain_decoding(
     accepted = dict.fromkeys(CHOICES, 0)
     options: dict[str, Any] = {"logit_bias": toward(begin), "max_tokens": 64}
     of_jobs = await asyncio.gather(
-        of_every(live, prompts[0], held.constraint, **options),
-        of_every(live, prompts[1], held.constraint, temperature=1.0, seed=4, **options),
+        *(
+            of_every(live, prompt, held.constraint, **sampling, **options)
+            for prompt in prompts[:2]
+            for sampling in ({}, {"temperature": 1.0, "seed": 4})
+        )
     )
     for results in of_jobs:
         plain = results["none"]

@@ -133,10 +133,10 @@ async def test_drafts_after_preemption_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], method: SpecMethod
 ) -> None:
     some = more_than_fit(prompts)
-    want = never_switched(engine, some, method, 24)
-    got = engine.run([RecordedRequest(prompt, 24, method) for prompt in some])
+    want = never_switched(engine, some, method, 40)
+    got = engine.run([RecordedRequest(prompt, 40, method) for prompt in some])
     assert got.preemptions > 0
-    assert same_drafts(got, want, method.proposer) > 240
+    assert same_drafts(got, want, method.proposer) > 400
 
 
 @pytest.mark.parametrize("method", LEAN, ids=lambda method: method.proposer)
