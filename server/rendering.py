@@ -325,8 +325,7 @@ def _plain(value: Any) -> Any:
 
 def _size(chat: Any) -> int:
     """The characters that the rendering of a chat counts in the text threads."""
-    if is_larger(chat, LARGE_CHAT_VALUES, LARGE_TEXT_CHARS):
-        return LARGE_TEXT_CHARS + 1
-    if is_larger(chat, LONG_CHAT_VALUES, LONG_TEXT_CHARS):
-        return LONG_TEXT_CHARS + 1
-    return 0
+    if not is_larger(chat, LONG_CHAT_VALUES, LONG_TEXT_CHARS):
+        return 0
+    is_large = is_larger(chat, LARGE_CHAT_VALUES, LARGE_TEXT_CHARS)
+    return (LARGE_TEXT_CHARS if is_large else LONG_TEXT_CHARS) + 1

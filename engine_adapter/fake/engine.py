@@ -86,7 +86,9 @@ class FakeEngine:
         """See `Engine.info`."""
         if self._info is None:
             raise EngineNotReady("the engine has not started yet")
-        return replace(self._info, proposers=self._proposer_registry.infos)
+        if self._info.proposers is not self._proposer_registry.infos:
+            self._info = replace(self._info, proposers=self._proposer_registry.infos)
+        return self._info
 
     @property
     def failure(self) -> EngineDead | None:

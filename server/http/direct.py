@@ -5,6 +5,7 @@ and a web page on it may call by a name of its own that leads here (DNS rebindin
 differ in what they say, so what is not known to come from a direct client is not trusted.
 """
 
+from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -67,6 +68,7 @@ def indirect(scope: Scope) -> str | None:
     return None
 
 
+@lru_cache(maxsize=64)
 def _is_loopback_url(url: str) -> bool:
     try:
         return is_loopback(urlsplit(url).hostname or "")

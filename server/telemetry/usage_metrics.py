@@ -13,6 +13,7 @@ Requests by key in the last day:
 """
 
 from collections.abc import Iterable
+from functools import cache
 
 from engine_adapter.seam.types import NONE
 from server.telemetry.generation import Generation
@@ -24,25 +25,28 @@ class UsageMetrics:
 
     def __init__(self, make: MetricMaker) -> None:
         prefix = "specgate_key"
-        self._requests = make.counter(f"{prefix}_requests", "Requests that ended", "api_key")
-        self._prompt = make.counter(f"{prefix}_prompt_tokens", "Prompt tokens", "api_key")
-        self._cached = make.counter(
-            f"{prefix}_cached_tokens", "Prompt tokens found in the prefix cache", "api_key"
+        counters = (
+            make.counter(f"{prefix}_requests", "Requests that ended", "api_key"),
+            make.counter(f"{prefix}_prompt_tokens", "Prompt tokens", "api_key"),
+            make.counter(
+                f"{prefix}_cached_tokens", "Prompt tokens found in the prefix cache", "api_key"
+            ),
+            make.counter(f"{prefix}_generated_tokens", "Tokens generated", "api_key"),
         )
-        self._generated = make.counter(f"{prefix}_generated_tokens", "Tokens generated", "api_key")
+        self._series = cache(lambda name: [counter.labels(name) for counter in counters])
 
     def declare(self, names: Iterable[str]) -> None:
         """Lets the series of the named keys, and of requests without a key, exist at 0."""
         for name in (*names, NONE):
-            for metric in (self._requests, self._prompt, self._cached, self._generated):
-                metric.labels(name)
+            self._series(name)
 
     def count(self, generation: Generation) -> None:
         """Counts an admitted request when it has ended, whole or cut off."""
         if generation.selected is None:
             return
         name = NONE if generation.api_key is None else generation.api_key
-        self._requests.labels(name).inc()
-        self._prompt.labels(name).inc(generation.prompt_tokens)
-        self._cached.labels(name).inc(generation.cached_tokens)
-        self._generated.labels(name).inc(generation.generated_tokens)
+        requests, prompt, cached, generated = self._series(name)
+        requests.inc()
+        prompt.inc(generation.prompt_tokens)
+        cached.inc(generation.cached_tokens)
+        generated.inc(generation.generated_tokens)

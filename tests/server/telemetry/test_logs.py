@@ -123,6 +123,43 @@ def test_lines_on_a_full_disk_are_counted_and_the_next_one_tells_of_them(
     assert (written[1]["lines"], written[1]["level"]) == (3, "error")
 
 
+def test_a_line_of_text_without_colors_is_that_of_structlogs_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = {"word": "a", "text": "two words", "quoted": "it's", "number": 1.5, "nothing": None}
+    configure_logs("info", json=False, access=True)
+    structlog.get_logger("server.x").info("event", empty="", listed=["a b"], **values)
+    structlog.get_logger("server.x").warning("an event that is longer than its column is wide")
+    line, other_line = capsys.readouterr().err.splitlines()
+    times = line.partition(" ")[0], other_line.partition(" ")[0]
+    of_library = structlog.dev.ConsoleRenderer(colors=False)
+    of_line = {"event": "event", "empty": "", "listed": ["a b"], **values, "level": "info"}
+    of_other_line = {
+        "event": "an event that is longer than its column is wide",
+        "level": "warning",
+    }
+    for shown, event, time in zip((line, other_line), (of_line, of_other_line), times, strict=True):
+        event |= {"timestamp": time, "logger": "server.x"}
+        assert shown == of_library(None, "", event)
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_an_exception_without_a_text_is_logged(
+    capsys: pytest.CaptureFixture[str], json_lines: bool
+) -> None:
+    configure_logs("info", json=json_lines, access=True)
+    try:
+        raise _Unprintable
+    except _Unprintable:
+        structlog.get_logger("server.x").exception("failed")
+    assert "_Unprintable" in capsys.readouterr().err
+
+
 HOSTILE = {
     "a new line": "x\n2026-01-01 [info] admin_change who=key:ops",
     "a carriage return": "x\rforged",
