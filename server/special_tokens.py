@@ -8,7 +8,8 @@ template has rendered. The special tokens that are whole then are the template's
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from server.errors import InvalidField
@@ -18,6 +19,9 @@ STAND_INS = range(0x100000, 0x10FFFE)
 
 _ESCAPES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 """JSON escapes of the characters that need two, stand-ins among them."""
+
+MAX_WORD = 32
+"""The most characters of a text that may be a name."""
 
 _PUNCTUATION = re.compile(r"[^\w\s.:-]")
 
@@ -58,6 +62,7 @@ class SpecialTokens:
         self._ends = {text[begin:] for text in self.texts for begin in range(1, len(text) - 1)}
         self._first_characters = _one_of(text[0] for text in self.texts)
         self._last_characters = _one_of(text[-1] for text in self.texts)
+        self._places_in_word = lru_cache(maxsize=1024)(self._places)
         self._pattern = _pattern(self.texts)
         self._normalize = normalize
         if normalize is not None:
@@ -90,7 +95,7 @@ class SpecialTokens:
         texts leave no character for a stand-in.
         """
         texts = set(_texts(value))
-        places = {text: in_text for text in texts if (in_text := self._places(text))}
+        places = {text: in_text for text in texts if (in_text := self._places_in(text))}
         has_tokens = any(map(self.occur_in, texts if self._normalize else places))
         if not places:
             return HiddenValue(value, has_tokens, {})
@@ -105,7 +110,11 @@ class SpecialTokens:
         by_stand_in = {stand_in: original for original, stand_in in stand_ins.items()}
         return HiddenValue(_replace_texts(value, new_texts), has_tokens, by_stand_in)
 
-    def _places(self, text: str) -> list[int]:
+    def _places_in(self, text: str) -> Sequence[int]:
+        """`_places`. The names of fields and roles are in every chat: they are looked at once."""
+        return self._places_in_word(text) if len(text) <= MAX_WORD else self._places(text)
+
+    def _places(self, text: str) -> Sequence[int]:
         """Where a text needs a stand-in, so that no special token has a part of it.
 
         A template can put two texts together, or a text between characters of its own: a part of
@@ -139,7 +148,7 @@ def _unused(text: str) -> Iterator[str]:
     return (stand_in for stand_in in map(chr, STAND_INS) if stand_in not in characters)
 
 
-def _with_stand_ins(text: str, places: list[int], stand_ins: Mapping[str, str]) -> str:
+def _with_stand_ins(text: str, places: Sequence[int], stand_ins: Mapping[str, str]) -> str:
     characters = list(text)
     for place in places:
         characters[place] = stand_ins[characters[place]]

@@ -133,7 +133,8 @@ def _body(answer: Answer, *, names_method: bool) -> bytes:
 
 
 def _specgate_command(setup: Setup) -> list[str]:
-    words = ["serve", target_path("demo"), "--engine", setup.engine, "--spec-method", "none"]
+    words = ["serve", target_path("demo"), "--engine", setup.engine, "--no-access-log"]
+    words += ["--spec-method", "none"]
     words += ["--max-engine-sequences", str(MAX_STREAMS)]  # no request waits for another
     if setup.engine == "vllm":
         return [*_stub(setup, "specgate"), *words, *shared_flags()]

@@ -31,10 +31,12 @@ NAMES = {
     "EngineCoreOutputs": "vllm.v1.engine",
     "FinishReason": "vllm.v1.engine",
     "VLLMClientError": "vllm.exceptions",
+    "SamplingParams": "vllm.sampling_params",
     "RequestOutputKind": "vllm.sampling_params",
     "RepetitionDetectionParams": "vllm.sampling_params",
     "StructuredOutputsParams": "vllm.sampling_params",
     "LoRARequest": "vllm.lora.request",
+    "tokens_input": "vllm.inputs.engine",
     # Parsers of the target's own tool calls and reasoning, which run in the front end.
     "ChatCompletionRequest": "vllm.entrypoints.openai.chat_completion.protocol",
     "ParserManager": "vllm.parser",

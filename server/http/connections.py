@@ -95,6 +95,8 @@ class Connections:
         self._warnings = {reason: RepeatedWarning("connection_closed") for reason in CloseReason}
         self._no_descriptors = RepeatedWarning("descriptors_exhausted")
         metrics.limit.set(limit)
+        metrics.num_open.set_function(self.__len__)
+        metrics.handshakes.set_function(self._handshakes.__len__)
 
     def __len__(self) -> int:
         return len(self._placed) + len(self._spare)
@@ -105,7 +107,6 @@ class Connections:
         entry = self._enter(handshake)
         if entry is not Entry.NONE:
             self._handshakes[handshake] = None
-        self._show()
         return entry
 
     def opened(
@@ -125,7 +126,6 @@ class Connections:
         entry = self._enter(connection)
         if entry is not Entry.NONE:
             self._open_connections[connection] = None
-        self._show()
         return entry
 
     def give_place(self, connection: Pending) -> bool:
@@ -138,7 +138,6 @@ class Connections:
     def lost(self, connection: Pending) -> None:
         """Forgets a connection that has ended."""
         self._forget(connection)
-        self._show()
 
     def closing(self, reason: CloseReason, peer: str, now_s: float, **fields: object) -> None:
         """Counts and logs that the server closes a connection."""
@@ -179,10 +178,6 @@ class Connections:
         for connections in (self._handshakes, self._placed, self._spare):
             connections.pop(connection, None)
         self._open_connections.pop(cast(Watched, connection), None)
-
-    def _show(self) -> None:
-        self._metrics.num_open.set(len(self))
-        self._metrics.handshakes.set(len(self._handshakes))
 
     def _check_unsent(self, unsent: dict[Watched, int]) -> None:
         """Ends those whose clients leave most unread until the others are below the limit."""

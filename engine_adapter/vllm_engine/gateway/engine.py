@@ -42,13 +42,13 @@ from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.gateway.supervisor import Supervisor
 from engine_adapter.vllm_engine.gateway.translation import (
     ConstraintFailed,
+    engine_input,
     lora_request,
     read_prompt_logprobs,
     sampling_params,
     to_delta,
     to_failed_constraint,
     to_invalid_request,
-    token_prompt,
 )
 from engine_adapter.vllm_engine.wire import switch_to_wire
 
@@ -195,7 +195,7 @@ class VllmEngine:
         """See `Engine.generate`."""
         process = self._supervisor.child
         params = sampling_params(request, self._checker)
-        prompt = token_prompt(request)
+        prompt = engine_input(request)
         adapter = lora_request(request.lora_adapter)
         with self._lora_registry.keep_loaded(request.lora_adapter):
             outputs = process.generate(

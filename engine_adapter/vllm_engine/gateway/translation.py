@@ -54,13 +54,11 @@ def sampling_params(request: GenerationRequest, checker: Checker | None = None) 
     Raises:
         InvalidRequest: vLLM refuses a value.
     """
-    from vllm import SamplingParams
-
     options = request.sampling
     constraint = options.structured_output
     size = checker.size_of(constraint) if checker and constraint else None
     try:
-        return SamplingParams(
+        return compat.SamplingParams(
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
@@ -92,14 +90,18 @@ def sampling_params(request: GenerationRequest, checker: Checker | None = None) 
         raise to_invalid_request(error, request) from error
 
 
-def token_prompt(request: GenerationRequest) -> dict[str, Any]:
-    """vLLM's `TokensPrompt` of a request, or its `MultiModalInput`."""
-    prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_token_ids)}
-    if request.media is not None:
-        prompt = dict(request.media.payload)
+def engine_input(request: GenerationRequest) -> dict[str, Any]:
+    """vLLM's `TokensInput` of a request, or its `MultiModalInput`.
+
+    They are what vLLM's renderer returns: a `TokensPrompt` would be rendered in a thread first.
+    """
+    if request.media is None:
+        tokens = list(request.prompt_token_ids)
+        return dict(compat.tokens_input(tokens, cache_salt=request.cache_salt))
+    media_input = dict(request.media.payload)
     if request.cache_salt is not None:
-        prompt["cache_salt"] = request.cache_salt
-    return prompt
+        media_input["cache_salt"] = request.cache_salt
+    return media_input
 
 
 def lora_request(adapter: LoraAdapter | None) -> Any:

@@ -23,11 +23,11 @@ from engine_adapter.seam.types import (
 from engine_adapter.vllm_engine.core.counting import RowState
 from engine_adapter.vllm_engine.gateway.translation import (
     ConstraintFailed,
+    engine_input,
     read_prompt_logprobs,
     sampling_params,
     to_delta,
     to_invalid_request,
-    token_prompt,
 )
 from engine_adapter.vllm_engine.patches.prompt_logprobs import UndecodedPrompt
 from engine_adapter.vllm_engine.wire import (
@@ -332,6 +332,7 @@ def test_requests_take_turns_at_reading_their_prompts() -> None:
 
 
 def test_a_prompt_carries_its_salt_only_if_it_has_one() -> None:
-    assert token_prompt(GenerationRequest("r", (1, 2))) == {"prompt_token_ids": [1, 2]}
-    salted = token_prompt(GenerationRequest("r", (1, 2), cache_salt="s"))
-    assert salted == {"prompt_token_ids": [1, 2], "cache_salt": "s"}
+    tokens = {"type": "token", "prompt_token_ids": [1, 2]}
+    assert engine_input(GenerationRequest("r", (1, 2))) == tokens
+    salted = engine_input(GenerationRequest("r", (1, 2), cache_salt="s"))
+    assert salted == {**tokens, "cache_salt": "s"}
