@@ -27,6 +27,7 @@ NAMES = {
     "EngineDeadError": "vllm.v1.engine.exceptions",
     "EngineGenerateError": "vllm.v1.engine.exceptions",
     "EngineCoreClient": "vllm.v1.engine.core_client",
+    "engine_utils": "vllm.v1.engine.utils:",
     "EngineCoreOutput": "vllm.v1.engine",
     "EngineCoreOutputs": "vllm.v1.engine",
     "FinishReason": "vllm.v1.engine",

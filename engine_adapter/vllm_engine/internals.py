@@ -267,6 +267,8 @@ PATCHES = {
     "it",
     "module_names.patch_graph_manager": "v2_model_runner.ModelCudaGraphManager, while a runner "
     "gets its KV cache",
+    "module_names.patch_mp_context": "engine_utils.get_mp_context, while the first process of "
+    "EngineCore is made",
     "module_names.patch_init_speculator": "v2_model_runner.init_speculator, while a runner V2 is "
     "made",
     "module_names.patch_sampler": "v2_model_runner.Sampler, while a runner V2 loads its model",
@@ -287,6 +289,7 @@ PATCHED_CODE = (
     "vllm.v1.engine.input_processor:InputProcessor._validate_params",
     "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
     "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+    "vllm.v1.engine.utils:CoreEngineProcManager.__init__",
     "vllm.v1.executor.ray_executor_v2:RayExecutorV2._init_executor",
     "vllm.v1.structured_output.backend_guidance:GuidanceBackend.compile_grammar",
     "vllm.v1.structured_output:StructuredOutputManager.grammar_init",

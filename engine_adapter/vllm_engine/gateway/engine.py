@@ -34,6 +34,7 @@ from engine_adapter.seam.types import (
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments, hot_load, lora, preflight
 from engine_adapter.vllm_engine.gateway.constraint_checker import ConstraintChecker
+from engine_adapter.vllm_engine.gateway.early_process import EarlyProcess, early_process
 from engine_adapter.vllm_engine.gateway.model_runner import scheduling
 from engine_adapter.vllm_engine.gateway.parser_search import choose_parsers
 from engine_adapter.vllm_engine.gateway.parsing import VllmParsers
@@ -77,6 +78,7 @@ class VllmEngine:
             self._new_process, self._adopt, config.restart, observer.on_restart
         )
         self._version = ""
+        self._early: EarlyProcess | None = None
         self._capacity = draft_capacity(config.proposers, config.max_speculative_tokens)
         self._info: EngineInfo | None = None
         self._last_running_switch = NO_SWITCH
@@ -111,6 +113,11 @@ class VllmEngine:
         """See `Engine.start`."""
         self._version = preflight.check_libraries()
         arguments.prepare_environment(self._config)
+        with early_process(self._config) as self._early:
+            await self._start(on_progress)
+        self._early = None
+
+    async def _start(self, on_progress: Callable[[str], None]) -> None:
         on_progress("checking models")
         await asyncio.to_thread(preflight.check_models, self._config)
         self._choices = await asyncio.to_thread(choose_parsers, self._config)
@@ -134,7 +141,7 @@ class VllmEngine:
         specs = self._proposer_registry.specs
         policies = self._policies.usable(specs)
         config = replace(self._config, proposers=specs, policies=policies)
-        return EngineProcess(config, self._capacity, self._metrics)
+        return EngineProcess(config, self._capacity, self._metrics, self._early)
 
     async def _adopt(self, process: EngineProcess) -> None:
         """Makes a started process the engine's: reads its memory, restores adapters and switch."""

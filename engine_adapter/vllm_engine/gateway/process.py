@@ -5,9 +5,8 @@ import gc
 import multiprocessing
 import signal
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from engine_adapter.seam.media import MediaItem, MediaPrompt, MediaSupport
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.gateway import arguments, placement, preflight, ray_backend
 from engine_adapter.vllm_engine.gateway.constraint_process import Vocabulary
+from engine_adapter.vllm_engine.gateway.early_process import EarlyProcess, sigint_blocked
 from engine_adapter.vllm_engine.gateway.heartbeat import TICK_S, Heartbeat
 from engine_adapter.vllm_engine.gateway.media import media_support, render_media
 from engine_adapter.vllm_engine.gateway.process_tree import ProcessTree
@@ -27,6 +27,7 @@ from engine_adapter.vllm_engine.gateway.stat_logger import VllmMetrics
 from engine_adapter.vllm_engine.load_progress import progress_pipe
 from engine_adapter.vllm_engine.patches.admission import patch_admission, patch_constraint_check
 from engine_adapter.vllm_engine.patches.log_filters import silence_engine_death
+from engine_adapter.vllm_engine.patches.module_names import patch_mp_context
 from engine_adapter.vllm_engine.patches.prompt_logprobs import patch_prompt_logprobs
 from engine_adapter.vllm_engine.patches.token_texts import patch_token_texts
 
@@ -48,14 +49,22 @@ class EngineProcess:
         config: model, proposers and vLLM's arguments.
         capacity: the draft capacity.
         metrics: the engine's metrics; they outlive the process.
+        early: becomes the process; `None` if it is spawned.
 
     Attributes:
         vocabulary: what `ConstraintChecker` needs, which then checks constraints instead of vLLM;
             `None` if vLLM checks them, as it does with other backends.
     """
 
-    def __init__(self, config: EngineConfig, capacity: int, metrics: VllmMetrics) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        capacity: int,
+        metrics: VllmMetrics,
+        early: EarlyProcess | None = None,
+    ) -> None:
         self._config = config
+        self._early = early
         self._capacity = capacity
         self._metrics = metrics
         self._llm: Any = None
@@ -128,6 +137,8 @@ class EngineProcess:
             await asyncio.shield(loading)
         except asyncio.CancelledError:
             self._abandoned.set()
+            if self._early is not None:
+                self._early.close()
             while not loading.done():
                 for process in set(multiprocessing.active_children()) - earlier_children:
                     process.kill()
@@ -153,7 +164,8 @@ class EngineProcess:
             # Its module imports vLLM, which takes seconds.
             from engine_adapter.vllm_engine.executor import executor_class
 
-            with _sigint_blocked(), placement.on_cores(cores):
+            context = patch_mp_context(self._early.context()) if self._early else nullcontext()
+            with context, sigint_blocked(), placement.on_cores(cores):
                 self._llm = compat.AsyncLLM(
                     vllm_config,
                     executor_class(vllm_config),
@@ -327,18 +339,3 @@ def describe_end(statuses: list[int | None], *, reported: bool) -> str:
     if status < 0:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     return f"ended with exit status {status}"
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Keeps Ctrl-C, which reaches the whole process group, from processes started in the block.
-
-    The gateway ends these processes itself, after the running requests.
-    """
-    # The tracker unblocks the signal when it starts, so it must be running before the block.
-    resource_tracker.ensure_running()
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)

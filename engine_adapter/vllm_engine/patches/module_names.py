@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.context import BaseContext
 from typing import Any
 
 from engine_adapter.vllm_engine import compat
@@ -10,6 +11,11 @@ from engine_adapter.vllm_engine import compat
 def patch_cpu_runner(runner: type) -> AbstractContextManager[None]:
     """Within it, vLLM's CPU worker creates a `runner`, a subclass of vLLM's."""
     return _replaced(compat.v2_cpu_model_runner, "CPUModelRunner", runner)
+
+
+def patch_mp_context(context: BaseContext) -> AbstractContextManager[None]:
+    """Within it, vLLM starts the processes of EngineCore in `context`."""
+    return _replaced(compat.engine_utils, "get_mp_context", lambda: context)
 
 
 def patch_init_speculator(speculator: Any) -> AbstractContextManager[None]:

@@ -22,6 +22,7 @@ HOOKS_OF_OURS = {
     "module_names.patch_cpu_runner",
     "module_names.patch_graph_manager",
     "async_on_cpu.patch_async_scheduling",
+    "module_names.patch_mp_context",
     "module_names.patch_init_speculator",
     "module_names.patch_sampler",
     "module_names.patch_speculative_config",
