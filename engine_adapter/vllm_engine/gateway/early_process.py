@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -119,10 +119,18 @@ def _wait_for_work(receiver: Connection, preload: Callable[[], None]) -> None:
     threads = environment.get(_THREADS, "")
     if threads.isdecimal() and threads != os.environ.get(_THREADS):
         import_module("torch").set_num_threads(int(threads))
-    os.environ.clear()
-    os.environ.update(environment)
+    _set_environment(environment)
     current_process().name = name
     target(**arguments)
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
+    """Changes the variables that differ: a process's title needs the others where they are."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 @contextmanager

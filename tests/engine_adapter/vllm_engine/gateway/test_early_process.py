@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import setproctitle
 
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.vllm_engine.gateway.early_process import EarlyProcess, early_process
@@ -37,12 +38,15 @@ def fail() -> None:
 
 def report(path: Path, queue: Any = None) -> None:
     """Writes what the process that runs it has, and ends with a status of its own."""
+    setproctitle.setproctitle("a title")  # vLLM sets one
     threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
     facts = {
         "pid": os.getpid(),
         "parent": multiprocessing.parent_process().pid,  # type: ignore[union-attr]
         "name": multiprocessing.current_process().name,
         "variable": os.environ.get("EARLY_TEST"),
+        "removed_variable": os.environ.get("EARLY_TEST_REMOVED"),
+        "title": Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").decode(),
         "masked": signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []),
         "threads": threads,
         "has_queue": queue is not None,
@@ -83,14 +87,19 @@ def run(early: EarlyProcess, path: Path, **arguments: Any) -> dict[str, Any]:
 
 
 def test_it_becomes_the_first_process_and_the_next_one_is_spawned(
-    early: EarlyProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("EARLY_TEST_REMOVED", "set at its start")
+    early = EarlyProcess(import_nothing)
+    monkeypatch.delenv("EARLY_TEST_REMOVED")
     monkeypatch.setenv("EARLY_TEST", "set after its start")
     facts = run(early, tmp_path / "facts")
     assert facts["pid"] == pid_of(early)
     assert facts["parent"] == os.getpid()
     assert facts["variable"] == "set after its start"
+    assert facts["removed_variable"] is None
     assert facts["name"] == "Work"
+    assert facts["title"] == "a title"
     assert facts["masked"]
     next_facts = run(early, tmp_path / "facts")
     assert next_facts["pid"] != pid_of(early)
