@@ -5,6 +5,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -123,24 +124,25 @@ def test_lines_on_a_full_disk_are_counted_and_the_next_one_tells_of_them(
     assert (written[1]["lines"], written[1]["level"]) == (3, "error")
 
 
+LONG = "an event that is longer than its column is wide"
+
+
+@pytest.mark.parametrize(
+    ("level", "event", "values"),
+    [
+        ("info", "event", {"word": "a", "text": "two words", "quoted": "it's", "empty": ""}),
+        ("warning", LONG, {"number": 1.5, "nothing": None, "listed": ["a b"]}),
+    ],
+)
 def test_a_line_of_text_without_colors_is_that_of_structlogs_columns(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], level: str, event: str, values: dict[str, Any]
 ) -> None:
-    values = {"word": "a", "text": "two words", "quoted": "it's", "number": 1.5, "nothing": None}
     configure_logs("info", json=False, access=True)
-    structlog.get_logger("server.x").info("event", empty="", listed=["a b"], **values)
-    structlog.get_logger("server.x").warning("an event that is longer than its column is wide")
-    line, other_line = capsys.readouterr().err.splitlines()
-    times = line.partition(" ")[0], other_line.partition(" ")[0]
-    of_library = structlog.dev.ConsoleRenderer(colors=False)
-    of_line = {"event": "event", "empty": "", "listed": ["a b"], **values, "level": "info"}
-    of_other_line = {
-        "event": "an event that is longer than its column is wide",
-        "level": "warning",
-    }
-    for shown, event, time in zip((line, other_line), (of_line, of_other_line), times, strict=True):
-        event |= {"timestamp": time, "logger": "server.x"}
-        assert shown == of_library(None, "", event)
+    getattr(structlog.get_logger("server.x"), level)(event, **values)
+    line = capsys.readouterr().err.rstrip("\n")
+    time = line.partition(" ")[0]
+    shown = {"timestamp": time, "level": level, "event": event, "logger": "server.x", **values}
+    assert line == structlog.dev.ConsoleRenderer(colors=False)(None, "", shown)
 
 
 class _Unprintable(Exception):
