@@ -44,7 +44,7 @@ class _StderrHandler(logging.Handler):
     def write(self, line: str) -> None:
         """Writes a line. The first one after some that could not be written tells of them.
 
-        A line that cannot be written is counted: there is no place to say so.
+        A line that cannot be written is only counted: another one could not be written either.
         """
         self.acquire()
         try:

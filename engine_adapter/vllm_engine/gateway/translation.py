@@ -96,12 +96,12 @@ def engine_input(request: GenerationRequest) -> dict[str, Any]:
     They are what vLLM's renderer returns: a `TokensPrompt` would be rendered in a thread first.
     """
     if request.media is None:
-        tokens = list(request.prompt_token_ids)
-        return dict(compat.tokens_input(tokens, cache_salt=request.cache_salt))
-    media_input = dict(request.media.payload)
+        rendered: dict[str, Any] = compat.tokens_input(list(request.prompt_token_ids))
+    else:
+        rendered = dict(request.media.payload)
     if request.cache_salt is not None:
-        media_input["cache_salt"] = request.cache_salt
-    return media_input
+        rendered["cache_salt"] = request.cache_salt
+    return rendered
 
 
 def lora_request(adapter: LoraAdapter | None) -> Any:

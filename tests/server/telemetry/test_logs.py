@@ -92,30 +92,37 @@ def test_a_logged_exception_shows_no_local_variables(
     assert "sk-secret" not in err
 
 
-class FullStream(io.StringIO):
-    """A file on a disk that can be full."""
+class FailingStream(io.StringIO):
+    """A file that cannot be written while it has an `error`."""
 
-    is_full = False
+    error: Exception | None = None
 
     def write(self, text: str) -> int:
-        if self.is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.error is not None:
+            raise self.error
         return super().write(text)
 
 
-def test_lines_on_a_full_disk_are_counted_and_the_next_one_tells_of_them(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("I/O operation on closed file."),
+    ],
+)
+def test_lines_that_cannot_be_written_are_counted_and_the_next_one_tells_of_them(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    stream = FullStream()
+    stream = FailingStream()
     counted: list[int] = []
     monkeypatch.setattr("sys.stderr", stream)
     configure_logs("info", json=True, access=True)
     count_failures(lambda: counted.append(1))
     log = structlog.get_logger("server.x")
-    stream.is_full = True
+    stream.error = error
     for _ in range(3):
         log.info("lost")
-    stream.is_full = False
+    stream.error = None
     log.info("first")
     log.info("second")
     written = [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -141,8 +148,8 @@ def test_a_line_of_text_without_colors_is_that_of_structlogs_columns(
     getattr(structlog.get_logger("server.x"), level)(event, **values)
     line = capsys.readouterr().err.rstrip("\n")
     time = line.partition(" ")[0]
-    shown = {"timestamp": time, "level": level, "event": event, "logger": "server.x", **values}
-    assert line == structlog.dev.ConsoleRenderer(colors=False)(None, "", shown)
+    event_dict = {"timestamp": time, "level": level, "event": event, "logger": "server.x"}
+    assert line == structlog.dev.ConsoleRenderer(colors=False)(None, "", event_dict | values)
 
 
 class _Unprintable(Exception):
