@@ -88,10 +88,23 @@ class Checkpoint:
     ) -> None:
         self._model, self._revision = model, revision
         self._candidates = (*weights, *WEIGHTS)
+        self._within = ""  # the object whose fields `config` has, as a prefix of their names
         self._config_path = _locate(model, "config.json", revision)
         self.config: Mapping[str, Any] = _read_json(self._config_path)
 
     # -- configuration -------------------------------------------------------------------------
+
+    def part(self, name: str) -> Self:
+        """The same checkpoint with the fields of the object `name`; errors have `name.field`.
+
+        Raises `CheckpointError` if it is not an object.
+        """
+        fields = self.config.get(name)
+        if not isinstance(fields, dict):
+            raise self.field_error(name, "must be an object")
+        part = copy.copy(self)
+        part.config, part._within = fields, f"{self._within}{name}."
+        return part
 
     def text_part(self) -> Self:
         """The same checkpoint with the fields of its text model; a multimodal one nests them."""
@@ -119,7 +132,8 @@ class Checkpoint:
                     raise self.field_error(name, f"must be at most {at_most}")
                 return value
         if default is None:
-            raise CheckpointError(f"{self._config_path}: {' or '.join(names)} is missing")
+            missing = " or ".join(f"{self._within}{name}" for name in names)
+            raise CheckpointError(f"{self._config_path}: {missing} is missing")
         return default
 
     def flag(self, name: str) -> bool:
@@ -145,7 +159,9 @@ class Checkpoint:
     def field_error(self, name: str, message: str) -> CheckpointError:
         """The error for an invalid field `name`; `message` says what it must be."""
         value = self.config.get(name)
-        return CheckpointError(f"{self._config_path}: {name} {message}; it is {short_repr(value)}")
+        return CheckpointError(
+            f"{self._config_path}: {self._within}{name} {message}; it is {short_repr(value)}"
+        )
 
     def check_k(self, k: int, limit: int, meaning: str) -> None:
         """Raises `CheckpointError` if k is above `limit`. The message has its `meaning`."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from engine_adapter.proposers.checkpoint import Checkpoint
-from engine_adapter.proposers.speculators import CONFIG, KIND
+from engine_adapter.proposers.speculators import CONFIG, KIND, METHODS
 
 _IN_NAMES: Mapping[str, str] = {
     "eagle-": "eagle",
@@ -41,7 +41,8 @@ def method_of(model: str) -> str:
     """
     config = Checkpoint(model).config
     if CONFIG in config:
-        return str(config.get(KIND))
+        algorithm = str(config.get(KIND))
+        return METHODS.get(algorithm, algorithm)
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     words = " ".join([*map(str, names), str(config.get("model_type"))]).lower().replace("_", "")

@@ -3,20 +3,21 @@
 Source: DFlash, arXiv 2602.06036. The hidden states of several target layers, combined by the matrix
 `fc`, are the context that the head's layers attend to. Its input is a block: the newest token, and
 a mask token for each draft. Attention inside the block is not causal. Checkpoints: those of z-lab,
-`z-lab/*-DFlash*`, and those that the library `speculators` writes.
+`z-lab/*-DFlash*`, and those that the library `speculators` writes. Heads of DFlash2 are of this
+method, as in vLLM: see `dflash2`.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
-from engine_adapter.proposers import draft_options
-from engine_adapter.proposers.checkpoint import Checkpoint, CheckpointError, Shape
+from engine_adapter.proposers import dflash2, draft_options
+from engine_adapter.proposers.checkpoint import Checkpoint, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
     ProposerMethod,
     ProposerSpec,
     TargetSizes,
 )
-from engine_adapter.proposers.speculators import CONFIG, usual_fields
+from engine_adapter.proposers.speculators import CONFIG, KIND, usual_fields
 
 ARCHITECTURE = "DFlashDraftModel"
 
@@ -24,32 +25,40 @@ FROM_NEWEST = "sample_from_anchor"
 """The field that says whether the place of the newest token gives a draft."""
 
 _FULL, _FEWER = "must have full attention in all layers", "draft_vocab_size"
-_WITHIN = "dflash_config"
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
-    checkpoint = open_block_head(spec, ARCHITECTURE, target)
-    num_combined = check_inputs(checkpoint, target, _WITHIN)
-    within, remedy = checkpoint.config.get(_WITHIN) or {}, "false: a mask gives the first draft"
-    if within.get("use_swa"):
-        raise checkpoint.field_error(_WITHIN, _FULL)
-    # vLLM's V1 runner ignores it and reads the drafts of such a head from the wrong places.
-    if within.get(FROM_NEWEST):
-        raise checkpoint.field_error(_WITHIN, f"must have {FROM_NEWEST} {remedy}")
-    if checkpoint.flag(FROM_NEWEST):
-        raise checkpoint.field_error(FROM_NEWEST, f"must be {remedy}")
+    checkpoint = open_block_head(spec, (ARCHITECTURE, dflash2.ARCHITECTURE), target)
+    # In the format of `speculators` each is a field of its own.
+    own_fields = checkpoint if CONFIG in checkpoint.config else checkpoint.part("dflash_config")
+    num_combined = check_inputs(checkpoint, own_fields, target)
+    if own_fields.config.get("use_swa"):
+        raise own_fields.field_error("use_swa", f"must be false: the head {_FULL}")
+    for fields in (own_fields, checkpoint):
+        # vLLM's V1 runner ignores it and reads the drafts of such a head from the wrong places.
+        if fields.flag(FROM_NEWEST):
+            raise fields.field_error(FROM_NEWEST, "must be false: a mask gives the first draft")
+    k = spec.num_speculative_tokens
     if block := checkpoint.config.get("block_size"):
         checkpoint.integer("block_size", at_least=2)
         limit = f"the block size of {block} without the token before the drafts"
-        checkpoint.check_k(spec.num_speculative_tokens, block - 1, limit)
-    checkpoint.check_tensors(tensors(checkpoint, target, num_combined))
+        checkpoint.check_k(k, block - 1, limit)
+    needed = tensors(checkpoint, target, num_combined)
+    if checkpoint.config["architectures"] == [dflash2.ARCHITECTURE]:
+        needed |= dflash2.check(checkpoint, own_fields, target, k)
+    checkpoint.check_tensors(needed)
 
 
-def open_block_head(spec: ProposerSpec, architecture: str, target: TargetSizes) -> Checkpoint:
+def open_block_head(
+    spec: ProposerSpec, architectures: Sequence[str], target: TargetSizes
+) -> Checkpoint:
     """The checkpoint of a head that drafts blocks, with the sizes of the target.
 
     If the checkpoint is in the format of `speculators`, its `config` gets the fields of its layers,
     and the architecture under which vLLM serves it.
+
+    Args:
+        architectures: those that the head may have.
 
     Raises:
         CheckpointError: it is of another architecture, or of another size.
@@ -58,9 +67,12 @@ def open_block_head(spec: ProposerSpec, architecture: str, target: TargetSizes) 
     checkpoint = Checkpoint(spec.model)
     if CONFIG in checkpoint.config:
         fields = usual_fields(checkpoint, spec.method)
+        is_second = fields[KIND] == dflash2.KIND
+        architecture = dflash2.ARCHITECTURE if is_second else architectures[0]
         checkpoint.config = {FROM_NEWEST: False, **fields, "architectures": [architecture]}
-    if checkpoint.config.get("architectures") != [architecture]:
-        raise checkpoint.field_error("architectures", f"must be [{architecture!r}]")
+    if checkpoint.config.get("architectures") not in [[name] for name in architectures]:
+        expected = " or ".join(f"[{name!r}]" for name in architectures)
+        raise checkpoint.field_error("architectures", f"must be {expected}")
     for name in ("hidden_size", "target_hidden_size"):
         checkpoint.require(name, target.hidden_size, "the target's hidden size")
     checkpoint.integer("vocab_size")  # vLLM would read a default of its own, or fail
@@ -68,12 +80,11 @@ def open_block_head(spec: ProposerSpec, architecture: str, target: TargetSizes) 
     return checkpoint
 
 
-def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") -> int:
+def check_inputs(checkpoint: Checkpoint, own_fields: Checkpoint, target: TargetSizes) -> int:
     """Checks what a block reads: the token of a mask, and layers of the target.
 
     Args:
-        within: the field that has both; without, and in the format of `speculators`, each is a
-            field of its own.
+        own_fields: the part of the checkpoint that has both.
 
     Returns:
         How many layers of the target are combined.
@@ -83,19 +94,11 @@ def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") 
     """
     numbers, first_layer = "target_layer_ids", 0
     if CONFIG in checkpoint.config:
-        within, numbers, first_layer = "", "aux_hidden_state_layer_ids", 1
-    fields: Any = checkpoint.config.get(within) if within else checkpoint.config
-    if not isinstance(fields, dict):
-        raise checkpoint.field_error(within, "must be an object")
-
-    def error(name: str, value: str) -> CheckpointError:
-        if within:
-            return checkpoint.field_error(within, f"must have {name}, {value}")
-        return checkpoint.field_error(name, f"must be {value}")
-
-    mask, layers = fields.get("mask_token_id"), fields.get(numbers)
+        numbers, first_layer = "aux_hidden_state_layer_ids", 1
+    mask, layers = own_fields.config.get("mask_token_id"), own_fields.config.get(numbers)
     if type(mask) is not int or not 0 <= mask < target.vocab_size:
-        raise error("mask_token_id", f"a token in [0, {target.vocab_size})")
+        limits = f"must be a token in [0, {target.vocab_size})"
+        raise own_fields.field_error("mask_token_id", limits)
     count = target.num_layers
     stop = None if count is None else first_layer + count
     if not (
@@ -104,7 +107,8 @@ def check_inputs(checkpoint: Checkpoint, target: TargetSizes, within: str = "") 
         and all(type(i) is int and first_layer <= i < (stop or i + 1) for i in layers)
         and len(set(layers)) == len(layers)
     ):
-        raise error(numbers, f"different layers in [{first_layer}, {stop})")
+        limits = f"must be different layers in [{first_layer}, {stop})"
+        raise own_fields.field_error(numbers, limits)
     _check_full_attention(checkpoint)
     return len(layers)
 

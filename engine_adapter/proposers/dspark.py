@@ -35,9 +35,9 @@ def from_newest(config: Mapping[str, Any]) -> bool:
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
-    checkpoint = dflash.open_block_head(spec, ARCHITECTURE, target)
+    checkpoint = dflash.open_block_head(spec, (ARCHITECTURE,), target)
     config = checkpoint.config
-    num_combined = dflash.check_inputs(checkpoint, target)
+    num_combined = dflash.check_inputs(checkpoint, checkpoint, target)
     if type(config.get(dflash.FROM_NEWEST, True)) is not bool:
         raise checkpoint.field_error(dflash.FROM_NEWEST, "must be true or false")
     if config.get(_OTHERS):

@@ -13,12 +13,18 @@ from engine_adapter.proposers.checkpoint import Checkpoint
 CONFIG, KIND, LAYER = "speculators_config", "speculators_model_type", "transformer_layer_config"
 """The fields of the format."""
 
-METHODS = ("dflash", "dspark", "eagle3")
-"""The algorithms of the format that are methods here, under the same name."""
+METHODS: Mapping[str, str] = {
+    "dflash": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dspark",
+    "eagle3": "eagle3",
+}
+"""Algorithm of the format -> the method that drafts with its heads."""
 
 _OF_HEAD = (
     *("aux_hidden_state_layer_ids", "draft_vocab_size", "mask_token_id", "sample_from_anchor"),
     *("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
 )
 """The fields that are read beside `LAYER` only: vLLM ignores them in it, for some methods."""
 
@@ -29,7 +35,8 @@ _OF_EITHER = (
 )
 """The fields that stand beside `LAYER`. If one is missing there, vLLM takes that of the layers."""
 
-_ALGORITHM = f"must be {', '.join(METHODS[:-1])} or {METHODS[-1]}"
+*_FIRST, _LAST = METHODS
+_ALGORITHM = f"must be {', '.join(_FIRST)} or {_LAST}"
 
 _BASE = "base_model_name_or_path"
 
@@ -59,8 +66,8 @@ def read_speculator(model: str) -> Speculator | None:
     checkpoint = Checkpoint(model)
     config = checkpoint.config
     if CONFIG in config:
-        method = config.get(KIND)
-        if method not in METHODS:
+        method = METHODS.get(str(config.get(KIND)))
+        if method is None:
             message = f"{_ALGORITHM}: no method drafts with other heads of the format speculators"
             raise checkpoint.field_error(KIND, message)
         target, k = _verifier(config), _k(config)
@@ -90,8 +97,8 @@ def usual_fields(checkpoint: Checkpoint, method: str) -> Mapping[str, Any]:
         CheckpointError: the head is of another algorithm, or its layers are not described.
     """
     fields: Mapping[str, Any] = checkpoint.config
-    if fields.get(KIND) != method or method not in METHODS:
-        message = f"{_ALGORITHM}, and equal to the proposer's method, which is {method}"
+    if METHODS.get(str(fields.get(KIND))) != method:
+        message = f"{_ALGORITHM}, of the proposer's method, which is {method}"
         raise checkpoint.field_error(KIND, message)
     layer: Any = fields.get(LAYER)
     if not isinstance(layer, dict):

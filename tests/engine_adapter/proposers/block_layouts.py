@@ -12,12 +12,22 @@ _MARKOV = (
 )
 """The fields of a Markov head."""
 
+_SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+"""The fields of a DFlash2 head."""
+
 _OWN = (
     *("architectures", "block_size", "dflash_config", "mask_token_id", "target_layer_ids"),
     *("draft_vocab_size", "sample_from_anchor", "num_target_layers"),
     *_MARKOV,
 )
 """The fields that do not describe a layer."""
+
+
+_ARCHITECTURES = {
+    "dflash": "DFlashSpeculator",
+    "dflash2": "DFlash2Speculator",
+    "dspark": "DSparkSpeculator",
+}
 
 
 def with_fewer_tokens(heads: Heads, drafted: int, seed: int = 0) -> Heads:
@@ -41,18 +51,18 @@ def as_speculators(
     """The head as the library `speculators` writes it.
 
     Args:
-        method: `dflash` or `dspark`.
+        method: its algorithm there: `dflash`, `dflash2` or `dspark`.
         target: what it names as its target.
         own_embedding: with false, the head has no embedding and uses the target's.
     """
     config = heads.config
     inner = config.get("dflash_config", config)
     layer = {name: value for name, value in config.items() if name not in _OWN}
-    of_markov = {name: config[name] for name in _MARKOV if name in config}
+    own = {name: inner[name] for name in (*_MARKOV, *_SELECTOR) if name in inner}
     from_newest = method == "dspark" and config.get("sample_from_anchor", True)
     k = config["block_size"] - (not from_newest)
     fields: dict[str, Any] = {
-        "architectures": [{"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}[method]],
+        "architectures": [_ARCHITECTURES[method]],
         "speculators_model_type": method,
         "speculators_version": "0.6.0",
         "speculators_config": {
@@ -70,7 +80,7 @@ def as_speculators(
         "target_hidden_size": None,
         "transformer_layer_config": layer,
     }
-    made = Heads(fields | of_markov, dict(heads.tensors))
+    made = Heads(fields | own, dict(heads.tensors))
     if not own_embedding:
         made.tensors.pop("embed_tokens.weight", None)
     return made

@@ -1,5 +1,6 @@
 """DFlash checkpoints: the published layout passes, others are refused with the field."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_a_size_in_the_format_of_speculators_is_that_of_the_layers(
     ("field", "value", "says"),
     [
         ("speculators_model_type", "dspark", "must be dflash, .* method, which is dflash; it is"),
-        ("speculators_model_type", "peagle", "must be dflash, dspark or eagle3, and"),
+        ("speculators_model_type", "peagle", "must be dflash, dflash2, dspark or eagle3, of"),
         ("transformer_layer_config", None, "must be an object"),
         ("aux_hidden_state_layer_ids", None, r"must be different layers in \[1, 7\)"),
         ("aux_hidden_state_layer_ids", [0, 2], r"must be different layers in \[1, 7\)"),
@@ -168,25 +169,18 @@ def test_a_head_with_fewer_tokens_needs_its_output_layer_and_their_numbers(
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("architectures", ["LlamaForCausalLM"], r"must be \['DFlashDraftModel'\]"),
+        ("architectures", ["LlamaForCausalLM"], r"must be \['DFlashDraftModel'\] or \['DFlash2"),
         ("hidden_size", 64, "must be 32, which is the target's hidden size"),
         ("vocab_size", 100, "must be 96, which is the target's vocabulary"),
         ("dflash_config", None, "must be an object"),
-        ("dflash_config", {"target_layer_ids": [1]}, "must have mask_token_id"),
-        ("dflash_config", {"mask_token_id": 96, "target_layer_ids": [1]}, "a token in"),
-        ("dflash_config", {"mask_token_id": 3}, "must have target_layer_ids"),
-        ("dflash_config", {"mask_token_id": 3, "target_layer_ids": [6]}, r"layers in \[0, 6\)"),
-        ("dflash_config", {"mask_token_id": 3, "target_layer_ids": [1, 1]}, "different layers"),
-        (
-            "dflash_config",
-            {"mask_token_id": 3, "target_layer_ids": [1], "use_swa": True},
-            "must have full attention in all layers",
-        ),
-        (
-            "dflash_config",
-            {"mask_token_id": 3, "target_layer_ids": [1], "sample_from_anchor": True},
-            "must have sample_from_anchor false: a mask gives the first draft",
-        ),
+        ("dflash_config.mask_token_id", None, "must be a token in"),
+        ("dflash_config.mask_token_id", 96, r"must be a token in \[0, 96\)"),
+        ("dflash_config.target_layer_ids", None, "must be different layers"),
+        ("dflash_config.target_layer_ids", [6], r"must be different layers in \[0, 6\)"),
+        ("dflash_config.target_layer_ids", [1, 1], "must be different layers"),
+        ("dflash_config.use_swa", True, "must be false: .* must have full attention in all layers"),
+        ("dflash_config.sample_from_anchor", True, "must be false: a mask gives the first draft"),
+        ("dflash_config.sample_from_anchor", "yes", "must be true or false"),
         ("layer_types", ["full_attention", "sliding_attention"], "must have full attention"),
         ("block_size", 1, "must be an integer of at least 2"),
     ],
@@ -195,8 +189,10 @@ def test_an_unfit_configuration_is_refused_with_its_field(
     field: str, value: Any, says: str, tmp_path: Path
 ) -> None:
     head = dflash(CONFIG, target_layers=[1])
-    head.config |= {field: value}
-    with pytest.raises(ValueError, match=rf"config\.json: {field} .*{says}"):
+    *within, name = field.split(".")
+    fields = head.config[within[0]] if within else head.config
+    fields[name] = value
+    with pytest.raises(ValueError, match=rf"config\.json: {re.escape(field)} .*{says}"):
         check(head, tmp_path)
 
 

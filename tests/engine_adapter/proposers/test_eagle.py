@@ -185,7 +185,9 @@ def test_the_width_of_fc_follows_from_the_number_of_layers(tmp_path: Path) -> No
 def test_another_kind_of_speculator_is_refused(tmp_path: Path) -> None:
     heads = speculators_eagle3(CONFIG, aux_layers=[1, 3, 5])
     heads.config["speculators_model_type"] = "dflash"
-    with pytest.raises(ValueError, match="speculators_model_type must be dflash, dspark or eagle3"):
+    with pytest.raises(
+        ValueError, match="speculators_model_type must be dflash, dflash2, dspark or eagle3"
+    ):
         check(heads, tmp_path, "eagle3")
 
 

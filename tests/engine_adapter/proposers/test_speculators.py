@@ -56,7 +56,7 @@ def test_other_checkpoints_name_no_target(tmp_path: Path) -> None:
 
 
 def test_every_algorithm_of_the_format_that_is_read_is_a_method() -> None:
-    assert set(OF_THE_FORMAT) <= {method.name for method in METHODS}
+    assert set(OF_THE_FORMAT.values()) <= {method.name for method in METHODS}
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_every_algorithm_of_the_format_that_is_read_is_a_method() -> None:
     [
         (
             {"speculators_model_type": "peagle"},
-            "must be dflash, dspark or eagle3: no .* speculators",
+            "must be dflash, dflash2, dspark or eagle3: no .* speculators",
         ),
-        ({"speculators_model_type": None}, "speculators_model_type must be dflash, dspark or"),
+        ({"speculators_model_type": None}, "speculators_model_type must be dflash, dflash2,"),
         ({"speculators_config": None}, r"verifier\.name_or_path"),
         ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]}}, "verifier"),
         ({"speculators_config": {"verifier": {"name_or_path": "a/b"}}}, "proposal_methods"),

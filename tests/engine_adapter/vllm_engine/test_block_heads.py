@@ -1,19 +1,21 @@
-"""DFlash and DSpark heads on a real engine: drafts as in plain PyTorch, and as without switches.
+"""Heads that draft blocks on a real engine: drafts as in plain PyTorch, and as without switches.
 
 The heads are random, so nearly every draft is rejected and every position is drafted from. Drafts
-of DFlash are also compared with stock vLLM's. It has DSpark in its V2 model runner alone, which
-needs a GPU.
+of DFlash are also compared with stock vLLM's. It has DFlash2 and DSpark in its V2 model runner
+alone, which needs a GPU.
 """
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import PLAIN, SpecMethod
+from tests.engine_adapter.proposers.dflash2_heads import dflash2
 from tests.engine_adapter.proposers.dflash_heads import dflash
 from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.vllm_engine.conftest import COMMON, CONTEXT, TARGET
@@ -30,13 +32,24 @@ from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
 K = 6
-DFLASH, DSPARK = SpecMethod("dflash", K), SpecMethod("dspark", K)
+DFLASH, DFLASH2, DSPARK = (SpecMethod(name, K) for name in ("dflash", "dflash2", "dspark"))
 SINGLE = SpecMethod("single", K)
 NGRAM, CASCADE = SpecMethod("ngram", 4), SpecMethod("cascade", K)
-METHODS = {"dflash": "dflash", "single": "dflash", "dspark": "dspark", "masked": "dspark"}
+METHODS = {
+    "dflash": "dflash",
+    "single": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dspark",
+    "masked": "dspark",
+}
 """Name of a head -> its method."""
 
-each_method = pytest.mark.parametrize("head", [DFLASH, DSPARK], ids=lambda head: head.proposer)
+SEQUENTIAL = {"dflash2", "dspark", "masked"}
+"""The heads whose drafts depend on the draft before."""
+
+each_kind = pytest.mark.parametrize(
+    "head", [DFLASH, DFLASH2, DSPARK], ids=lambda head: head.proposer
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     heads = {
         "dflash": dflash(config, target_layers=[1, 3, 4], seed=2),
         "single": dflash(config, target_layers=[0, 4], layers=1, seed=3),
+        "dflash2": dflash2(config, target_layers=[1, 3, 4], seed=4),
         "dspark": dspark(config, target_layers=[1, 3, 4], block_size=K, seed=2),
         "masked": dspark(
             config, target_layers=[0, 4], layers=1, block_size=K + 1, from_newest=False, seed=3
@@ -64,6 +78,11 @@ def engine(folders: dict[str, Path]) -> Iterator[RecordedEngine]:
     heads = [
         {"name": name, "method": method, "model": str(folders[name]), "num_speculative_tokens": K}
         for name, method in METHODS.items()
+    ]
+    heads += [
+        {**fields, "name": f"{fields['name']}-sampled", "draft_sampling": "probabilistic"}
+        for fields in heads
+        if fields["name"] in (DFLASH.proposer, DFLASH2.proposer, DSPARK.proposer)
     ]
     cascade = {"name": "cascade", "members": ["ngram", "dspark"]}
     arguments = {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 320, "max_num_seqs": 16}
@@ -83,9 +102,12 @@ def empty_prefix_cache(engine: RecordedEngine) -> None:
 def test_a_head_drafts_as_the_plain_implementation_does(
     engine: RecordedEngine, folders: dict[str, Path], prompts: list[Prompt], name: str
 ) -> None:
-    """One prompt takes one step, the other one three. A Markov head must decide some drafts."""
+    """One prompt takes one step, the other one three.
+
+    In a sequential head the draft before must decide some drafts.
+    """
     reference = PlainBlockHead(Path(TARGET), folders[name], K)
-    without = PlainBlockHead(Path(TARGET), folders[name], K, markov=False)
+    without = PlainBlockHead(Path(TARGET), folders[name], K, sequential=False)
     decided = 0
     for prompt, length in ((prompts[8], 24), (prompts[16], 8)):
         got = engine.run([RecordedRequest(prompt, length, SpecMethod(name, K))])
@@ -95,7 +117,7 @@ def test_a_head_drafts_as_the_plain_implementation_does(
         for count, drafted in drafts.items():
             assert drafted == reference.drafts(tokens[:count])[: len(drafted)]
             decided += drafted != without.drafts(tokens[:count])[: len(drafted)]
-    assert (decided > 10) == (METHODS[name] == "dspark")
+    assert (decided > 10) == (name in SEQUENTIAL)
 
 
 def test_drafts_of_a_single_layer_are_stock_vllms(
@@ -119,7 +141,7 @@ def test_drafts_of_a_single_layer_are_stock_vllms(
     assert compared > length
 
 
-@each_method
+@each_kind
 def test_a_smaller_k_gives_the_first_drafts_of_the_block(
     engine: RecordedEngine, prompts: list[Prompt], head: SpecMethod
 ) -> None:
@@ -129,7 +151,7 @@ def test_a_smaller_k_gives_the_first_drafts_of_the_block(
     assert same_drafts(got, want, head.proposer) > 20
 
 
-@each_method
+@each_kind
 def test_drafts_after_a_switch_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], head: SpecMethod
 ) -> None:
@@ -142,7 +164,7 @@ def test_drafts_after_a_switch_are_those_of_a_run_without(
     assert got.catchup[head.proposer] > sum(map(len, some))
 
 
-@each_method
+@each_kind
 def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
     engine: RecordedEngine, prompts: list[Prompt], head: SpecMethod
 ) -> None:
@@ -154,7 +176,7 @@ def test_drafts_after_a_hit_on_blocks_filled_while_idle_are_the_same(
     assert same_drafts(got, want, head.proposer) >= 15
 
 
-@each_method
+@each_kind
 def test_drafts_after_preemption_are_those_of_a_run_without(
     engine: RecordedEngine, prompts: list[Prompt], head: SpecMethod
 ) -> None:
@@ -163,6 +185,31 @@ def test_drafts_after_preemption_are_those_of_a_run_without(
     got = engine.run([RecordedRequest(prompt, 40, head) for prompt in some])
     assert got.preemptions > 0
     assert same_drafts(got, want, head.proposer) > 400
+
+
+@each_kind
+def test_sampled_texts_are_those_without_drafts(
+    engine: RecordedEngine, prompts: list[Prompt], head: SpecMethod
+) -> None:
+    """Under a seed. Some requests allow 1,000 tokens only, so that many candidates are banned."""
+    allowed = {"allowed_token_ids": list(range(500, 1500))}
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.8, "seed": 7},
+        {"temperature": 1.2, "seed": 8, "top_k": 20},
+        {"temperature": 1.0, "seed": 9, **allowed},
+        {"temperature": 0.0, **allowed},
+    ]
+    sampled = SpecMethod(f"{head.proposer}-sampled", K)
+    runs = [
+        engine.run([RecordedRequest(prompts[8], 40, how, options=each) for each in options])
+        for how in (PLAIN, head, sampled)
+    ]
+    assert runs[0].outputs == runs[1].outputs == runs[2].outputs
+    for run, how in zip(runs[1:], (head, sampled), strict=True):
+        drafts = [run.of(i, how.proposer) for i in range(len(options))]
+        assert all(len(each) > 30 for each in drafts)
+        tokens = {token for i in (2, 3) for each in drafts[i].values() for token in each}
+        assert tokens <= set(allowed["allowed_token_ids"])
 
 
 def test_drafts_at_the_end_of_the_context_have_fewer_masks(
@@ -174,3 +221,20 @@ def test_drafts_at_the_end_of_the_context_have_fewer_masks(
     lengths = {CONTEXT - count: len(drafts) for count, drafts in got.of(0, "dflash").items()}
     assert min(lengths) < K
     assert all(drafted <= left for left, drafted in lengths.items())
+
+
+def test_a_head_with_convolutions_drafts_whole_blocks_only(
+    engine: RecordedEngine, prompts: list[Prompt]
+) -> None:
+    """The longer prompt reaches the end of the context, and the other one is drafted for beside it.
+
+    A convolution takes the rows of a pass for blocks of K + 1 tokens.
+    """
+    long_prompt = (prompts[16] + prompts[17])[: CONTEXT - 20]
+    want = never_switched(engine, [prompts[8]], DFLASH2, 30)
+    got = engine.run([RecordedRequest(prompt, 20, DFLASH2) for prompt in (long_prompt, prompts[8])])
+    lengths = {CONTEXT - count: len(drafts) for count, drafts in got.of(0, "dflash2").items()}
+    assert min(left for left, drafted in lengths.items() if drafted) == K
+    beside = got.of(1, "dflash2")
+    assert {count: want.of(0, "dflash2")[count][: len(beside[count])] for count in beside} == beside
+    assert len(beside) >= 15

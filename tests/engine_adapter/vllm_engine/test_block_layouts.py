@@ -1,7 +1,8 @@
-"""DFlash and DSpark heads in the format of `speculators` on a real engine.
+"""Heads that draft blocks in the format of `speculators` on a real engine.
 
-Each is served in its authors' layout too. It is random and drafts a part of the vocabulary. In the
-format, the DFlash head has an embedding of its own, and the DSpark head uses the target's.
+Each is served in its authors' layout too. It is random; those of DFlash and DSpark draft a part of
+the vocabulary. In the format, the DFlash head has an embedding of its own, and the others use the
+target's.
 """
 
 import json
@@ -15,6 +16,7 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.block_layouts import as_speculators, with_fewer_tokens
+from tests.engine_adapter.proposers.dflash2_heads import SCALES, dflash2
 from tests.engine_adapter.proposers.dflash_heads import dflash
 from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
@@ -25,35 +27,40 @@ from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine, Re
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
 K, LENGTH, DRAFTED = 6, 24, 512
+METHODS = {"dflash": "dflash", "dflash2": "dflash", "dspark": "dspark"}
+"""Algorithm of the format -> method."""
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A head of each method, and the same in the format of `speculators` beside it."""
+    """A head of each algorithm, and the same in the format of `speculators` beside it."""
     config = json.loads((Path(TARGET) / "config.json").read_text())
     embedding = load_file(Path(TARGET) / "model.safetensors")["model.embed_tokens.weight"]
     heads = {
         "dflash": dflash(config, target_layers=[1, 3, 4], block_size=K + 1, seed=2),
+        "dflash2": dflash2(config, target_layers=[1, 3, 4], block_size=K + 1, seed=4),
         "dspark": dspark(config, target_layers=[1, 3, 4], block_size=K, seed=2),
     }
+    for name in SCALES:  # the format lacks these fields
+        del heads["dflash2"].config["dflash_config"][name]
     root = tmp_path_factory.mktemp("heads")
-    for method, made in heads.items():
-        fewer = with_fewer_tokens(made, DRAFTED)
-        fewer.tensors["embed_tokens.weight"] = embedding.clone()
-        fewer.write(root / method)
-        own = method == "dflash"
-        same = as_speculators(fewer, method, own_embedding=own)
-        same.write(root / f"{method}-speculators")
+    for algorithm, made in heads.items():
+        head = made if algorithm == "dflash2" else with_fewer_tokens(made, DRAFTED)
+        head.tensors["embed_tokens.weight"] = embedding.clone()
+        head.write(root / algorithm)
+        own = algorithm == "dflash"
+        same = as_speculators(head, algorithm, own_embedding=own)
+        same.write(root / f"{algorithm}-speculators")
     return root
 
 
 @pytest.fixture(scope="module")
 def engine(root: Path) -> Iterator[RecordedEngine]:
-    """An engine with the four."""
+    """An engine with all of them."""
     proposers = [
         {"name": name, "method": method, "model": str(root / name), "num_speculative_tokens": K}
-        for method in ("dflash", "dspark")
-        for name in (method, f"{method}-speculators")
+        for algorithm, method in METHODS.items()
+        for name in (algorithm, f"{algorithm}-speculators")
     ]
     arguments = {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 320}
     specs = parse_specs(proposers)
@@ -62,18 +69,18 @@ def engine(root: Path) -> Iterator[RecordedEngine]:
     started.stop()
 
 
-@pytest.mark.parametrize("method", ["dflash", "dspark"])
+@pytest.mark.parametrize("algorithm", METHODS)
 def test_it_drafts_what_the_head_in_the_layout_of_its_authors_drafts(
-    engine: RecordedEngine, root: Path, prompts: list[Prompt], method: str
+    engine: RecordedEngine, root: Path, prompts: list[Prompt], algorithm: str
 ) -> None:
     """In a short text, most drafts depend on tokens behind them in the block."""
-    reference = PlainBlockHead(Path(TARGET), root / method, K)
-    causal = PlainBlockHead(Path(TARGET), root / method, K, causal=True)
-    named, decided = f"{method}-speculators", 0
+    reference = PlainBlockHead(Path(TARGET), root / algorithm, K)
+    causal = PlainBlockHead(Path(TARGET), root / algorithm, K, causal=True)
+    named, decided = f"{algorithm}-speculators", 0
     for prompt in (prompts[8], prompts[8][:12]):
         got, want, plain = (
             engine.run([RecordedRequest(prompt, LENGTH, one)])
-            for one in (SpecMethod(named, K), SpecMethod(method, K), PLAIN)
+            for one in (SpecMethod(named, K), SpecMethod(algorithm, K), PLAIN)
         )
         assert got.outputs == want.outputs == plain.outputs
         drafts = got.of(0, named)
@@ -82,7 +89,7 @@ def test_it_drafts_what_the_head_in_the_layout_of_its_authors_drafts(
         for count, drafted in drafts.items():
             assert drafted == reference.drafts(tokens[:count])[: len(drafted)]
             decided += drafted != causal.drafts(tokens[:count])[: len(drafted)]
-        common = drafts.keys() & want.of(0, method).keys()
+        common = drafts.keys() & want.of(0, algorithm).keys()
         assert len(common) >= LENGTH - 4
-        assert all(drafts[count] == want.of(0, method)[count] for count in common)
+        assert all(drafts[count] == want.of(0, algorithm)[count] for count in common)
     assert decided > 3

@@ -75,7 +75,8 @@ def test_a_head_without_a_usable_target_is_refused_as_the_model(head: str) -> No
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"speculators_model_type": "peagle"}))
     with pytest.raises(
-        SettingsError, match=r"^MODEL: .*speculators_model_type must be dflash, dspark or eagle3"
+        SettingsError,
+        match=r"^MODEL: .*speculators_model_type must be dflash, dflash2, dspark or eagle3",
     ):
         load_settings([head], {})
     config["speculators_config"]["verifier"]["name_or_path"] = "/nowhere/at/all"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine_adapter.proposers import dspark
+from engine_adapter.proposers import dflash2, dspark
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.eagle import FC_BIAS
@@ -174,7 +174,9 @@ class LoadedBlockHead(_Head):
     """A DFlash or DSpark head.
 
     Attributes:
-        is_sequential: whether a draft's logits depend on the draft before it, as a DSpark head's.
+        has_markov_head: whether it is a DSpark head, which adds to a draft's logits what follows
+            from the draft before it.
+        has_candidates: whether it is a DFlash2 head, whose selector scores candidates.
         first_draft: the place in a block that the first draft is read from. At 0 stands the newest
             token, at 1 the first mask.
         mask_token: the token of a mask.
@@ -185,8 +187,9 @@ class LoadedBlockHead(_Head):
         super().__init__(spec, *args)
         head = self.draft_model_config.hf_config
         within = getattr(head, "dflash_config", None) or {}
-        self.is_sequential = spec.method == dspark.METHOD.name
-        self.first_draft = 0 if self.is_sequential and dspark.from_newest(vars(head)) else 1
+        self.has_markov_head = spec.method == dspark.METHOD.name
+        self.has_candidates = head.architectures == [dflash2.ARCHITECTURE]
+        self.first_draft = 0 if self.has_markov_head and dspark.from_newest(vars(head)) else 1
         self.mask_token: int = (vars(head) | within)["mask_token_id"]
         self.is_causal = not compat.dflash_has_any_non_causal(head)
         self.reads_aux_layers = within.get("use_aux_hidden_state", True)

@@ -5,9 +5,9 @@ Sources: arXiv 2602.06036 (DFlash), github.com/deepseek-ai/DeepSpec (DSpark).
 The head's KV of a committed position is a projection of the target's hidden state there, which does
 not depend on later tokens: it is valid for every row that shares the position, and catch-up only
 projects stored states. A pass reads a block: the newest token and mask tokens, whose attention is
-not causal. Each mask gives a draft; in a DSpark head the newest token gives the first one, and
-each draft is drawn with a bias that the draft before it decides. The KV that the pass writes is
-never reused.
+not causal. Each mask gives a draft; in a DSpark head the newest token gives the first one. The
+drafts of DSpark and DFlash2 heads depend on the draft before: see `place_logits`. The KV that the
+pass writes is never reused.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,11 @@ from engine_adapter.vllm_engine.worker.drafting.kv_groups import DraftKVGroups, 
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.paged_head import Bools, PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
+from engine_adapter.vllm_engine.worker.drafting.place_logits import (
+    CandidateLogits,
+    MarkovLogits,
+    PlaceLogits,
+)
 
 
 class PagedBlockHead(PagedHead):
@@ -60,7 +65,11 @@ class PagedBlockHead(PagedHead):
         self._kv.mark_valid(blocks, stop)
         caught_up = int(np.maximum(np.minimum(batch.num_computed, stop) - missing, 0).sum())
         drafts = DraftCollector(len(batch.rows))
-        drafting = np.flatnonzero(batch.k)
+        drafts_here = batch.k > 0
+        if self._loaded.has_candidates:
+            # Its convolutions count the places of a block from the first row on.
+            drafts_here &= stop + self._block <= self._context
+        drafting = np.flatnonzero(drafts_here)
         together = max(self._max_num_tokens // self._block, 1)
         for begin in range(0, len(drafting), together):
             rows = drafting[begin : begin + together]
@@ -88,14 +97,13 @@ class PagedBlockHead(PagedHead):
         """One pass over the blocks of some rows; the drafts of these rows.
 
         Every row has all masks, also with a smaller k: a draft depends on how many there are. There
-        are fewer only where the context ends.
+        are fewer only where the context ends; a head with candidates drafts nothing there.
 
         Args:
             rows: [N], indices into the batch.
             start: int64 [N], the position of each row's newest token.
         """
-        context = min(self._runner.max_model_len, self.max_model_len)
-        length = np.minimum(self._block, context - start)
+        length = np.minimum(self._block, self._context - start)
         inputs = self._input_builder().prefill(batch.rows[rows], start, length, batch.token_ids)
         tokens = torch.full_like(inputs.tokens, self._loaded.mask_token)
         begin = inputs.starts[:-1]
@@ -111,21 +119,34 @@ class PagedBlockHead(PagedHead):
         places, table_index = to_device(
             self._device, first_place[row] + depth, row * k.max() + depth
         )
-        logits = self.logits(states[places])
-        if batch.sampling is not None or self._loaded.is_sequential:
+        logits = self._place_logits(states[places])
+        if batch.sampling is not None or logits.is_sequential:
             return self._draw(batch, rows, logits, newest)
         table = table_index.new_zeros(len(rows), int(k.max()))
-        table.view(-1)[table_index] = logits.argmax(dim=-1)
+        table.view(-1)[table_index] = logits.all_likeliest()
         return batch.select(rows).truncate(DraftTable(table).rows())
 
+    @property
+    def _context(self) -> int:
+        """The positions of a row, of the target and of the head."""
+        return min(self._runner.max_model_len, self.max_model_len)
+
+    def _place_logits(self, states: torch.Tensor) -> PlaceLogits:
+        """The logits of places whose hidden states are [T, H]."""
+        if self._loaded.has_candidates:
+            return CandidateLogits(self._loaded.model, states, self._vocab_size)
+        if self._loaded.has_markov_head:
+            return MarkovLogits(self.logits(states), self._loaded.add_bias)
+        return PlaceLogits(self.logits(states))
+
     def _draw(
-        self, batch: DraftBatch, rows: Ints, logits: torch.Tensor, newest: torch.Tensor
+        self, batch: DraftBatch, rows: Ints, logits: PlaceLogits, newest: torch.Tensor
     ) -> Drafts:
         """The drafts that the batch's sampler draws, or the most likely ones; depth by depth.
 
         Args:
             rows: [N], indices into the batch.
-            logits: [T, V], of the first k[i] places of the i-th row that give drafts, row by row.
+            logits: of the first k[i] places of the i-th row that give drafts, row by row.
             newest: int32 [N], the newest token of each row.
         """
         k, sampling = batch.k[rows], batch.sampling
@@ -139,13 +160,11 @@ class PagedBlockHead(PagedHead):
         on_device = to_device(self._device, *rows_by_depth, *places_of)
         for depth, drafting in enumerate(rows_by_depth):
             index, places = on_device[depth], on_device[depth + shape[1]]
-            depth_logits = logits[places]  # a copy
-            if self._loaded.is_sequential:
-                previous = tokens[index, depth - 1] if depth else newest[index]
-                self._loaded.add_bias(depth_logits, previous)
+            previous = tokens[index, depth - 1] if depth else newest[index]
             if sampling is None:
-                tokens[index, depth] = depth_logits.argmax(dim=-1)
+                tokens[index, depth] = logits.likeliest(places, previous)
                 continue
+            depth_logits = logits.after(places, previous)
             tokens[index, depth], q_of_depth = sampling.draw(depth_logits, rows[drafting], depth)
             if q is not None:
                 q[index, depth] = q_of_depth

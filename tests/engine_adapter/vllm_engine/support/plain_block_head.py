@@ -1,6 +1,7 @@
-"""A DFlash or DSpark head in plain PyTorch, from published code: no KV cache, no batch.
+"""A head that drafts blocks, in plain PyTorch from published code: no KV cache, no batch.
 
-Sources: arXiv 2602.06036, github.com/z-lab/dflash, github.com/deepseek-ai/DeepSpec.
+Sources: arXiv 2602.06036 (DFlash), github.com/z-lab/dflash (DFlash, DFlash2),
+github.com/deepseek-ai/DeepSpec (DSpark).
 """
 
 import json
@@ -15,27 +16,29 @@ from transformers import AutoModelForCausalLM
 
 
 class PlainBlockHead:
-    """A DFlash or DSpark head on a Llama target; every block is computed from the first token on.
+    """A DFlash, DFlash2 or DSpark head on a Llama target; each block is computed from the start.
 
     Args:
         target: the folder of the target.
         head: the folder of the head.
         k: drafts in a block.
-        markov: whether the Markov head of a DSpark head is used.
+        sequential: whether a draft depends on the one before it: by the Markov head of a DSpark
+            head, or the selector of a DFlash2 head.
         causal: whether a token of a block sees those before it only, which no published head does.
     """
 
     def __init__(
-        self, target: Path, head: Path, k: int, *, markov: bool = True, causal: bool = False
+        self, target: Path, head: Path, k: int, *, sequential: bool = True, causal: bool = False
     ) -> None:
         self._target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
         self._config: dict[str, Any] = json.loads((head / "config.json").read_text())
         tensors = load_file(head / "model.safetensors")
         self._w = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items()}
+        self._names = {name.split(".")[0] for name in self._w}
         self._k, self._causal = k, causal
         is_dspark = self._config["architectures"] == ["Qwen3DSparkModel"]
         from_newest = is_dspark and self._config.get("sample_from_anchor", True)
-        self._is_sequential = is_dspark and markov
+        self._is_sequential = sequential
         self._masks = k - 1 if from_newest else k
 
     @torch.inference_mode()
@@ -47,23 +50,77 @@ class PlainBlockHead:
         context = self._norm(torch.cat(read, dim=-1) @ self._w["fc"].T, "hidden_norm")
         masks = torch.full((self._masks,), fields["mask_token_id"])
         x = self._target.model.embed_tokens(torch.cat([ids[-1:], masks]))
+        x = x * fields.get("input_embedding_scale", 1)
         for i in range(self._config["num_hidden_layers"]):
             prefix = f"layers.{i}."
-            x = x + self._attention(prefix, context, self._norm(x, f"{prefix}input_layernorm"))
+            normed, taps = self._mixed(
+                self._norm(x, f"{prefix}input_layernorm"), f"{prefix}attention"
+            )
+            x = (
+                x
+                + self._mixed(self._attention(prefix, context, normed), f"{prefix}attention", taps)[
+                    0
+                ]
+            )
             normed = self._norm(x, f"{prefix}post_attention_layernorm")
+            normed, taps = self._mixed(normed, f"{prefix}mlp")
             gate, up = (self._linear(normed, f"{prefix}mlp.{part}_proj") for part in ("gate", "up"))
-            x = x + self._linear(silu(gate) * up, f"{prefix}mlp.down_proj")
+            down = self._linear(silu(gate) * up, f"{prefix}mlp.down_proj")
+            x = x + self._mixed(down, f"{prefix}mlp", taps)[0]
         states = self._norm(x[-self._k :], "norm")
         own = "lm_head" in self._w
         logits = self._linear(states, "lm_head") if own else self._target.lm_head(states)
+        logits = logits * fields.get("output_multiplier", 1)
+        if cap := fields.get("final_logit_softcapping"):
+            logits = cap * torch.tanh(logits / cap)
         drafts: list[int] = []
-        for row in logits:
+        for state, row in zip(states, logits, strict=True):
             if self._is_sequential:
-                before = self._w["markov_head.markov_w1"][[*tokens, *drafts][-1]]
-                row = row + self._w["markov_head.markov_w2"] @ before
+                row = row + self._bias([*tokens, *drafts][-1], state, row)
             best = int(row.argmax())
             drafts.append(best + int(self._w["d2t"][best]) if "d2t" in self._w else best)
         return tuple(drafts)
+
+    def _bias(self, previous: int, state: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """What a token adds to the logits [V] of the next place, whose hidden state is [H]."""
+        if "markov_head.markov_w1" in self._w:
+            before = self._w["markov_head.markov_w1"][previous]
+            return self._w["markov_head.markov_w2"] @ before
+        if (selector := "candidate_selector") not in self._names:
+            return torch.zeros_like(logits)
+        before = self._w[f"{selector}.predecessor_codebook"][previous]
+        weights = before * self._linear(state, f"{selector}.hidden_projection")
+        bias = torch.full_like(logits, float("-inf"))
+        candidates = logits.topk(self._config["dflash_config"]["selector_top_k"]).indices
+        bias[candidates] = self._w[f"{selector}.successor_codebook"][candidates] @ weights
+        return bias
+
+    def _mixed(
+        self, x: torch.Tensor, part: str, taps: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The block after a convolution of `part`, and the coefficients of the one that follows.
+
+        Args:
+            x: [B, H].
+            part: the layer's attention or MLP.
+            taps: [B, taps, groups], the coefficients; `None` if they come from `x`.
+        """
+        conv = f"{part}_conv"
+        if f"{conv}.base_kernel" not in self._w:
+            return x, None
+        side, following = 1, None
+        base = self._w[f"{conv}.base_kernel"]
+        if taps is None:
+            coefficients = self._linear(x, f"{conv}.kernel_projection")
+            coefficients = coefficients.unflatten(-1, (2, base.shape[1], -1))
+            side, taps, following = 0, coefficients[:, 0], coefficients[:, 1]
+        group = x.shape[-1] // taps.shape[-1]
+        kernel = base[side] + taps.repeat_interleave(group, dim=-1)  # [B, taps, H]
+        mixed = torch.zeros_like(x)
+        for place in range(len(x)):
+            for distance in range(min(place + 1, kernel.shape[1])):
+                mixed[place] += kernel[place, distance] * x[place - distance]
+        return mixed, following
 
     def _attention(self, prefix: str, context: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         size, before = self._config["head_dim"], len(context)

@@ -64,7 +64,7 @@ class ToyBlockHead(ToyForward, PagedBlockHead):
         outputs = block_outputs(known, length, length - self._first_place, self.layers)
         drafts: list[int] = []
         for output in outputs[:k]:
-            forced = after([*tokens, *drafts][-1]) if self._loaded.is_sequential else None
+            forced = after([*tokens, *drafts][-1]) if self._loaded.has_markov_head else None
             drafts.append(output if forced is None else forced)
         return drafts
 

@@ -278,6 +278,7 @@ class ToyLoaded:
     dtype = torch.float64
     is_causal = False
     mask_token = MASK_TOKEN
+    has_candidates = False
 
     def __init__(self, world: Any, spec: Any, vllm_config: Any, device: Any) -> None:
         self.max_num_tokens = world.budget
@@ -285,8 +286,8 @@ class ToyLoaded:
         self.weights_bytes = 0
         self.prefix = f"draft:{spec.name}"
         self._vocabulary = vllm_config.model_config.get_vocab_size()
-        self.is_sequential = spec.method == "dspark"
-        self.first_draft = 0 if self.is_sequential else 1
+        self.has_markov_head = spec.method == "dspark"
+        self.first_draft = 0 if self.has_markov_head else 1
         layers = (spec.model or "").split("/")[2:]
         self.reads_aux_layers = bool(layers)
         self.draft_model_config = SimpleNamespace(
