@@ -2,7 +2,8 @@
 
 Source: DFlash, arXiv 2602.06036. The hidden states of several target layers, combined by the matrix
 `fc`, are the context that the head's layers attend to. Its input is a block: the newest token, and
-a mask token for each draft. Attention inside the block is not causal. Checkpoints: those of z-lab,
+a mask token for each draft. Attention inside the block is not causal, but in layers with a window
+it usually is. Checkpoints: those of z-lab,
 `z-lab/*-DFlash*`, and those that the library `speculators` writes. Heads of DFlash2 are of this
 method, as in vLLM: see `dflash2`.
 """
@@ -24,7 +25,12 @@ ARCHITECTURE = "DFlashDraftModel"
 FROM_NEWEST = "sample_from_anchor"
 """The field that says whether the place of the newest token gives a draft."""
 
-_FULL, _FEWER = "must have full attention in all layers", "draft_vocab_size"
+NON_CAUSAL_WINDOWS = "sliding_window_non_causal"
+"""The field in the format of `speculators` that says whether layers with a window see a whole
+block. Those without one always do."""
+
+_FULL, _WINDOW, _USES = "full_attention", "sliding_attention", "use_sliding_window"
+_FEWER = "draft_vocab_size"
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
@@ -32,8 +38,6 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     # In the format of `speculators` each is a field of its own.
     own_fields = checkpoint if CONFIG in checkpoint.config else checkpoint.part("dflash_config")
     num_combined = check_inputs(checkpoint, own_fields, target)
-    if own_fields.config.get("use_swa"):
-        raise own_fields.field_error("use_swa", f"must be false: the head {_FULL}")
     for fields in (own_fields, checkpoint):
         # vLLM's V1 runner ignores it and reads the drafts of such a head from the wrong places.
         if fields.flag(FROM_NEWEST):
@@ -90,7 +94,7 @@ def check_inputs(checkpoint: Checkpoint, own_fields: Checkpoint, target: TargetS
         How many layers of the target are combined.
 
     Raises:
-        CheckpointError: a field is missing or out of range, or a layer has a window.
+        CheckpointError: a field is missing or out of range.
     """
     numbers, first_layer = "target_layer_ids", 0
     if CONFIG in checkpoint.config:
@@ -109,21 +113,39 @@ def check_inputs(checkpoint: Checkpoint, own_fields: Checkpoint, target: TargetS
     ):
         limits = f"must be different layers in [{first_layer}, {stop})"
         raise own_fields.field_error(numbers, limits)
-    _check_full_attention(checkpoint)
+    _check_windows(checkpoint, own_fields)
     return len(layers)
 
 
-def _check_full_attention(checkpoint: Checkpoint) -> None:
-    """Raises `CheckpointError` for a layer with a window.
+def _check_windows(checkpoint: Checkpoint, own_fields: Checkpoint) -> None:
+    """Checks which layers have a sliding window, and its size.
 
-    Without `layer_types`, `use_sliding_window` says whether there is a window.
+    Raises `CheckpointError` for a field without which vLLM cannot tell, or would read others.
     """
-    config, uses = checkpoint.config, "use_sliding_window"
-    if kinds := config.get("layer_types"):
-        if set(kinds) - {"full_attention"}:
-            raise checkpoint.field_error("layer_types", _FULL)
-    elif config.get(uses) or (config.get(uses) is None and config.get("sliding_window")):
-        raise checkpoint.field_error(uses, f"must be false without layer_types: the head {_FULL}")
+    config = checkpoint.config
+    # vLLM reads these fields there only.
+    within = own_fields if own_fields is not checkpoint else None
+    all_have = within is not None and within.flag("use_swa")
+    if within is not None:
+        within.flag("causal")
+    kinds = config.get("layer_types")
+    if kinds:
+        if not isinstance(kinds, list) or not set(map(str, kinds)) <= {_FULL, _WINDOW}:
+            raise checkpoint.field_error("layer_types", f"must list {_FULL} and {_WINDOW}")
+        if len(kinds) != checkpoint.integer("num_hidden_layers"):
+            raise checkpoint.field_error("layer_types", "must name the kind of each layer")
+    elif config.get(_USES) or (config.get(_USES) is None and config.get("sliding_window")):
+        raise checkpoint.field_error(
+            _USES, "must be false without layer_types, which say where a window is"
+        )
+    if not all_have and _WINDOW not in (kinds or ()):
+        return
+    if within is not None and within.config.get("swa_window_size") is not None:
+        within.integer("swa_window_size")
+        return
+    if config.get(_USES) is not True:  # vLLM drops `sliding_window` then
+        raise checkpoint.field_error(_USES, "must be true: layers have a window")
+    checkpoint.integer("sliding_window")
 
 
 def tensors(checkpoint: Checkpoint, target: TargetSizes, num_combined: int) -> dict[str, Shape]:

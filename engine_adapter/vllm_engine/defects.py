@@ -117,12 +117,11 @@ DEFECTS = {
         watch="patches/test_dflash_norms.py::test_vllms_own_kernel_has_the_defect",
     ),
     "causal_blocks": Defect(
-        "`sliding_window_non_causal` of a head in the format of speculators makes the layers of "
-        "full attention causal",
+        "`sliding_window_non_causal` of a head in the format of speculators is about all layers",
         ("vllm.transformers_utils.configs.speculators.algos:update_dflash",),
-        "worker/drafting/draft_config.py:_make_blocks_non_causal",
+        "worker/drafting/draft_config.py:_restore_causality",
         "worker/drafting/test_draft_config.py::"
-        "test_blocks_of_a_head_in_the_format_of_speculators_are_not_causal",
+        "test_layers_without_a_window_are_not_causal_in_the_format_of_speculators",
         upstream=_PULL + "56692",
     ),
     "head_by_path": Defect(

@@ -46,7 +46,12 @@ def with_fewer_tokens(heads: Heads, drafted: int, seed: int = 0) -> Heads:
 
 
 def as_speculators(
-    heads: Heads, method: str, *, target: str = "the/target", own_embedding: bool = True
+    heads: Heads,
+    method: str,
+    *,
+    target: str = "the/target",
+    own_embedding: bool = True,
+    causal_windows: bool = True,
 ) -> Heads:
     """The head as the library `speculators` writes it.
 
@@ -54,6 +59,7 @@ def as_speculators(
         method: its algorithm there: `dflash`, `dflash2` or `dspark`.
         target: what it names as its target.
         own_embedding: with false, the head has no embedding and uses the target's.
+        causal_windows: whether layers with a window are causal inside a block.
     """
     config = heads.config
     inner = config.get("dflash_config", config)
@@ -76,7 +82,7 @@ def as_speculators(
         "draft_vocab_size": config.get("draft_vocab_size", config["vocab_size"]),
         "mask_token_id": inner["mask_token_id"],
         "sample_from_anchor": from_newest,
-        "sliding_window_non_causal": False,
+        "sliding_window_non_causal": not causal_windows,
         "target_hidden_size": None,
         "transformer_layer_config": layer,
     }

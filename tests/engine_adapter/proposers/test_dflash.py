@@ -122,11 +122,50 @@ def test_an_unfit_configuration_in_the_format_of_speculators_is_refused_with_its
         check(head, tmp_path)
 
 
-def test_layers_with_a_window_in_the_format_of_speculators_are_refused(tmp_path: Path) -> None:
-    head = as_speculators(dflash(CONFIG, target_layers=[1]), "dflash")
-    head.config["transformer_layer_config"]["layer_types"] = ["sliding_attention"] * 2
-    with pytest.raises(ValueError, match="layer_types must have full attention in all layers"):
-        check(head, tmp_path)
+WINDOW = {"sliding_window": 64, "use_sliding_window": True}
+MIXED = {"layer_types": ["full_attention", "sliding_attention"]}
+
+
+@pytest.mark.parametrize("published", [True, False], ids=["published", "speculators"])
+def test_layers_may_have_a_window(published: bool, tmp_path: Path) -> None:
+    head = dflash(CONFIG, target_layers=[1])
+    head.config |= WINDOW | MIXED
+    check(head if published else as_speculators(head, "dflash"), tmp_path)
+
+
+@pytest.mark.parametrize("fields", [{"swa_window_size": 64}, {}], ids=["own", "of the layers"])
+def test_all_layers_may_have_a_window(fields: dict[str, Any], tmp_path: Path) -> None:
+    """As in XiaomiMiMo's heads."""
+    head = dflash(CONFIG, target_layers=[1])
+    head.config["dflash_config"] |= {"use_swa": True, **fields}
+    head.config |= {} if fields else WINDOW
+    check(head, tmp_path)
+    head.config["dflash_config"]["swa_window_size"] = 0
+    with pytest.raises(
+        ValueError, match=r"dflash_config\.swa_window_size must be an integer of at"
+    ):
+        check(head, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"sliding_window": 64}, "use_sliding_window must be true: layers have a window"),
+        ({"use_sliding_window": True}, "sliding_window is missing"),
+        ({**WINDOW, "sliding_window": 0}, "sliding_window must be an integer of at least 1"),
+        ({"layer_types": ["chunked_attention"] * 2}, "layer_types must list full_attention and"),
+        ({"layer_types": ["full_attention"]}, "layer_types must name the kind of each layer"),
+    ],
+)
+@pytest.mark.parametrize("published", [True, False], ids=["published", "speculators"])
+def test_a_window_needs_its_size(
+    fields: dict[str, Any], says: str, published: bool, tmp_path: Path
+) -> None:
+    """vLLM drops `sliding_window` if `use_sliding_window` is not true."""
+    head = dflash(CONFIG, target_layers=[1])
+    head.config |= MIXED | fields
+    with pytest.raises(ValueError, match=rf"config\.json: {says}"):
+        check(head if published else as_speculators(head, "dflash"), tmp_path)
 
 
 @pytest.mark.parametrize("uses", [False, True, None])
@@ -178,10 +217,10 @@ def test_a_head_with_fewer_tokens_needs_its_output_layer_and_their_numbers(
         ("dflash_config.target_layer_ids", None, "must be different layers"),
         ("dflash_config.target_layer_ids", [6], r"must be different layers in \[0, 6\)"),
         ("dflash_config.target_layer_ids", [1, 1], "must be different layers"),
-        ("dflash_config.use_swa", True, "must be false: .* must have full attention in all layers"),
+        ("dflash_config.use_swa", "yes", "must be true or false"),
+        ("dflash_config.causal", 1, "must be true or false"),
         ("dflash_config.sample_from_anchor", True, "must be false: a mask gives the first draft"),
         ("dflash_config.sample_from_anchor", "yes", "must be true or false"),
-        ("layer_types", ["full_attention", "sliding_attention"], "must have full attention"),
         ("block_size", 1, "must be an integer of at least 2"),
     ],
 )

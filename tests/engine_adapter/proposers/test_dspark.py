@@ -96,7 +96,7 @@ def test_in_the_format_of_speculators_a_mask_gives_the_first_draft_by_default(
         ("mask_token_id", None, r"must be a token in \[0, 96\)"),
         ("target_layer_ids", None, r"must be different layers in \[0, 6\)"),
         ("target_layer_ids", [6], r"must be different layers in \[0, 6\)"),
-        ("layer_types", ["sliding_attention"] * 2, "must have full attention in all layers"),
+        ("layer_types", "sliding_attention", "must list full_attention and sliding_attention"),
         ("sample_from_anchor", "no", "must be true or false"),
         ("markov_head_type", "gated", 'must be "vanilla"'),
         ("dflash_config", {"mask_token_id": 3}, "must not be there"),
@@ -111,6 +111,15 @@ def test_an_unfit_configuration_is_refused_with_its_field(
     head.config |= {field: value}
     with pytest.raises(ValueError, match=rf"config\.json: {field} .*{says}"):
         check(head, tmp_path)
+
+
+def test_layers_may_have_a_window(tmp_path: Path) -> None:
+    head = dspark(CONFIG, target_layers=[1])
+    head.config |= {"layer_types": ["full_attention", "sliding_attention"]}
+    with pytest.raises(ValueError, match="use_sliding_window must be true: layers have a window"):
+        check(head, tmp_path / "without its size")
+    head.config |= {"sliding_window": 64, "use_sliding_window": True}
+    check(head, tmp_path)
 
 
 @pytest.mark.parametrize("tensor", ["fc.weight", "markov_head.markov_w2.weight"])

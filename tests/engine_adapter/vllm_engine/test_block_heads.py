@@ -39,13 +39,21 @@ METHODS = {
     "dflash": "dflash",
     "single": "dflash",
     "dflash2": "dflash",
+    "mixed": "dflash",
+    "windows": "dflash",
+    "causal": "dflash",
     "dspark": "dspark",
     "masked": "dspark",
 }
 """Name of a head -> its method."""
 
+WINDOW = 20
+"""Of the layers that have one; shorter than the prompts."""
+
 SEQUENTIAL = {"dflash2", "dspark", "masked"}
 """The heads whose drafts depend on the draft before."""
+
+WITH_WINDOWS = {"dflash2", "mixed", "windows", "dspark"}
 
 each_kind = pytest.mark.parametrize(
     "head", [DFLASH, DFLASH2, DSPARK], ids=lambda head: head.proposer
@@ -56,18 +64,29 @@ each_kind = pytest.mark.parametrize(
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Heads of two layers that combine three of the target's, and such of a single layer.
 
-    The first draft of `dspark` comes from the newest token, that of `masked` from a mask.
+    The first draft of `dspark` comes from the newest token, that of `masked` from a mask. In layers
+    with a window, blocks are causal, but in those of `windows`.
     """
     config = json.loads((Path(TARGET) / "config.json").read_text())
     heads = {
         "dflash": dflash(config, target_layers=[1, 3, 4], seed=2),
         "single": dflash(config, target_layers=[0, 4], layers=1, seed=3),
         "dflash2": dflash2(config, target_layers=[1, 3, 4], seed=4),
+        "mixed": dflash(config, target_layers=[1, 3, 4], seed=5),
+        "windows": dflash(config, target_layers=[1, 3, 4], seed=6),
+        "causal": dflash(config, target_layers=[1, 3, 4], seed=7),
         "dspark": dspark(config, target_layers=[1, 3, 4], block_size=K, seed=2),
         "masked": dspark(
             config, target_layers=[0, 4], layers=1, block_size=K + 1, from_newest=False, seed=3
         ),
     }
+    window = {"sliding_window": WINDOW, "use_sliding_window": True}
+    mixed = {"layer_types": ["sliding_attention", "full_attention"], **window}
+    heads["mixed"].config |= mixed
+    heads["dspark"].config |= mixed
+    heads["dflash2"].config |= {"layer_types": ["sliding_attention"] * 2, **window}
+    heads["windows"].config["dflash_config"] |= {"use_swa": True, "swa_window_size": WINDOW}
+    heads["causal"].config["dflash_config"]["causal"] = True
     root = tmp_path_factory.mktemp("heads")
     return {name: Path(made.write(root / name)) for name, made in heads.items()}
 
@@ -104,11 +123,14 @@ def test_a_head_drafts_as_the_plain_implementation_does(
 ) -> None:
     """One prompt takes one step, the other one three.
 
-    In a sequential head the draft before must decide some drafts.
+    In a sequential head the draft before must decide some drafts, in others their windows.
     """
     reference = PlainBlockHead(Path(TARGET), folders[name], K)
-    without = PlainBlockHead(Path(TARGET), folders[name], K, sequential=False)
-    decided = 0
+    controls = {
+        "sequential": PlainBlockHead(Path(TARGET), folders[name], K, sequential=False),
+        "windows": PlainBlockHead(Path(TARGET), folders[name], K, windows=False),
+    }
+    decided = dict.fromkeys(controls, 0)
     for prompt, length in ((prompts[8], 24), (prompts[16], 8)):
         got = engine.run([RecordedRequest(prompt, length, SpecMethod(name, K))])
         assert got.outputs == engine.run([RecordedRequest(prompt, length, PLAIN)]).outputs
@@ -116,8 +138,10 @@ def test_a_head_drafts_as_the_plain_implementation_does(
         assert len(drafts) >= length - 4
         for count, drafted in drafts.items():
             assert drafted == reference.drafts(tokens[:count])[: len(drafted)]
-            decided += drafted != without.drafts(tokens[:count])[: len(drafted)]
-    assert (decided > 10) == (name in SEQUENTIAL)
+            for control, without in controls.items():
+                decided[control] += drafted != without.drafts(tokens[:count])[: len(drafted)]
+    assert (decided["sequential"] > 10) == (name in SEQUENTIAL)
+    assert (decided["windows"] > 10) == (name in WITH_WINDOWS)
 
 
 def test_drafts_of_a_single_layer_are_stock_vllms(

@@ -2,7 +2,7 @@
 
 Each is served in its authors' layout too. It is random; those of DFlash and DSpark draft a part of
 the vocabulary. In the format, the DFlash head has an embedding of its own, and the others use the
-target's.
+target's. Each has layers with a window; those of DFlash2 are not causal.
 """
 
 import json
@@ -41,6 +41,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dflash2": dflash2(config, target_layers=[1, 3, 4], block_size=K + 1, seed=4),
         "dspark": dspark(config, target_layers=[1, 3, 4], block_size=K, seed=2),
     }
+    window = {"sliding_window": 16, "use_sliding_window": True}
+    for name in ("dflash", "dspark"):
+        heads[name].config |= {"layer_types": ["sliding_attention", "full_attention"], **window}
+    heads["dflash2"].config |= {"layer_types": ["sliding_attention"] * 2, **window}
+    heads["dflash2"].config["dflash_config"]["causal"] = False
     for name in SCALES:  # the format lacks these fields
         del heads["dflash2"].config["dflash_config"][name]
     root = tmp_path_factory.mktemp("heads")
@@ -49,7 +54,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         head.tensors["embed_tokens.weight"] = embedding.clone()
         head.write(root / algorithm)
         own = algorithm == "dflash"
-        same = as_speculators(head, algorithm, own_embedding=own)
+        same = as_speculators(
+            head, algorithm, own_embedding=own, causal_windows=algorithm != "dflash2"
+        )
         same.write(root / f"{algorithm}-speculators")
     return root
 

@@ -4,7 +4,8 @@ import copy
 from contextlib import nullcontext
 from typing import Any
 
-from engine_adapter.proposers import dflash
+from engine_adapter.proposers import dflash, dspark
+from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.draft_model import METHOD, TENSOR_PARALLEL_SIZE
 from engine_adapter.proposers.eagle import aux_layers
@@ -64,19 +65,24 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
             target_parallel_config=target.target_parallel_config,
             draft_tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE),
         )
-    if spec.method == dflash.METHOD.name:
-        _make_blocks_non_causal(config.speculative_config.draft_model_config.hf_config)
+    if spec.method in (dflash.METHOD.name, dspark.METHOD.name):
+        _restore_causality(config.speculative_config.draft_model_config)
     return config
 
 
-def _make_blocks_non_causal(head: Any) -> None:
-    """Keeps the attention inside a block from being causal in layers of full attention.
+def _restore_causality(draft_model_config: Any) -> None:
+    """Makes only layers with a window causal, in a head in the format of `speculators`.
 
-    In the format of `speculators`, `sliding_window_non_causal` is about layers with a window. vLLM
-    takes it for all layers (github.com/vllm-project/vllm/pull/56692), and the library writes it.
+    vLLM takes `sliding_window_non_causal` for all layers of a DFlash head, and for none of a DSpark
+    head (github.com/vllm-project/vllm/pull/56692). Without an order for all layers, it makes those
+    with a window causal and no others.
     """
-    if head.model_type == SPECULATORS:
-        head.dflash_config["causal"] = False
+    head = draft_model_config.hf_config
+    if head.model_type != SPECULATORS:
+        return
+    fields = Checkpoint(draft_model_config.model, revision=draft_model_config.revision).config
+    getattr(head, "dflash_config", {}).pop("causal", None)
+    head.is_causal = False if fields.get(dflash.NON_CAUSAL_WINDOWS) else None
 
 
 def window_of_all_layers(text_config: Any) -> int | None:

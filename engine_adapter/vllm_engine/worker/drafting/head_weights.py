@@ -4,6 +4,7 @@ What they have in common with draft models is in `weights`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -180,7 +181,6 @@ class LoadedBlockHead(_Head):
         first_draft: the place in a block that the first draft is read from. At 0 stands the newest
             token, at 1 the first mask.
         mask_token: the token of a mask.
-        is_causal: whether all attention inside a block is causal.
     """
 
     def __init__(self, spec: ProposerSpec, *args: Any) -> None:
@@ -191,15 +191,22 @@ class LoadedBlockHead(_Head):
         self.has_candidates = head.architectures == [dflash2.ARCHITECTURE]
         self.first_draft = 0 if self.has_markov_head and dspark.from_newest(vars(head)) else 1
         self.mask_token: int = (vars(head) | within)["mask_token_id"]
-        self.is_causal = not compat.dflash_has_any_non_causal(head)
         self.reads_aux_layers = within.get("use_aux_hidden_state", True)
 
     def _attention_fields(self) -> dict[str, Any]:
-        return {"use_non_causal": not self.is_causal}
+        head = self.draft_model_config.hf_config
+        return {"use_non_causal": compat.dflash_has_any_non_causal(head)}
+
+    def _group_metadata(self, group: Any, common: Any) -> Any:
+        """See `LoadedModel._group_metadata`. Layers with the same window are causal alike."""
+        return replace(common, causal=self._is_causal[group.layer_names[0]])
 
     def load_model(self, target_model: torch.nn.Module) -> None:
         """See `LoadedModel.load_model`."""
         super().load_model(target_model)
+        names = self.model.get_draft_kv_cache_layer_names()
+        # Inside a block.
+        self._is_causal = dict(zip(names, self.model.get_draft_attn_causal(), strict=True))
         if self.device.type == "cpu":
             patch_context_norms(self.model.model)
 

@@ -5,9 +5,9 @@ Sources: arXiv 2602.06036 (DFlash), github.com/deepseek-ai/DeepSpec (DSpark).
 The head's KV of a committed position is a projection of the target's hidden state there, which does
 not depend on later tokens: it is valid for every row that shares the position, and catch-up only
 projects stored states. A pass reads a block: the newest token and mask tokens, whose attention is
-not causal. Each mask gives a draft; in a DSpark head the newest token gives the first one. The
-drafts of DSpark and DFlash2 heads depend on the draft before: see `place_logits`. The KV that the
-pass writes is never reused.
+not causal in layers without a window. Each mask gives a draft; in a DSpark head the newest token
+gives the first one. The drafts of DSpark and DFlash2 heads depend on the draft before: see
+`place_logits`. The KV that the pass writes is never reused.
 """
 
 from collections.abc import Mapping
@@ -108,9 +108,7 @@ class PagedBlockHead(PagedHead):
         tokens = torch.full_like(inputs.tokens, self._loaded.mask_token)
         begin = inputs.starts[:-1]
         newest = tokens[begin] = inputs.tokens[begin]
-        causal = self._loaded.is_causal
-        metadata = {gid: replace(common, causal=causal) for gid, common in inputs.metadata.items()}
-        states, _ = self._forward(tokens, inputs._replace(metadata=metadata))
+        states, _ = self._forward(tokens, inputs)
         k = batch.k[rows]
         # Of each place that gives a draft: its row, and how many drafts precede it there.
         row = np.repeat(np.arange(len(rows)), k)

@@ -230,13 +230,17 @@ class LoadedModel:
         """
         by_layer: dict[str, Any] = {}
         for group in self.draft_attn_groups:
-            of_group = common[group.kv_cache_group_id]
+            of_group = self._group_metadata(group, common[group.kv_cache_group_id])
             if captured:
                 built = group.build_metadata_for_cudagraph_capture(of_group)
             else:
                 built = group.build_metadata_for_drafting(of_group, 0)
             by_layer |= dict.fromkeys(group.layer_names, built)
         return by_layer
+
+    def _group_metadata(self, group: Any, common: Any) -> Any:
+        """What differs for the layers of an attention group in vLLM's `CommonAttentionMetadata`."""
+        return common
 
     def slot_mapping(self, padded: int, slots: Mapping[int, torch.Tensor]) -> dict[str, Any]:
         """Layer -> the slots of a pass, placed like its other inputs: see `placed`.

@@ -24,18 +24,33 @@ class PlainBlockHead:
         k: drafts in a block.
         sequential: whether a draft depends on the one before it: by the Markov head of a DSpark
             head, or the selector of a DFlash2 head.
-        causal: whether a token of a block sees those before it only, which no published head does.
+        causal: whether a token of a block sees those before it only, in all layers.
+        windows: whether layers with a sliding window see that alone.
     """
 
     def __init__(
-        self, target: Path, head: Path, k: int, *, sequential: bool = True, causal: bool = False
+        self,
+        target: Path,
+        head: Path,
+        k: int,
+        *,
+        sequential: bool = True,
+        causal: bool = False,
+        windows: bool = True,
     ) -> None:
         self._target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
         self._config: dict[str, Any] = json.loads((head / "config.json").read_text())
         tensors = load_file(head / "model.safetensors")
         self._w = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items()}
         self._names = {name.split(".")[0] for name in self._w}
-        self._k, self._causal = k, causal
+        self._k = k
+        within = self._config.get("dflash_config", {})
+        has_window = [kind == "sliding_attention" for kind in self._config["layer_types"]]
+        order = True if causal else within.get("causal")
+        self._is_causal = has_window if order is None else [order] * len(has_window)
+        window = within.get("swa_window_size") or self._config.get("sliding_window")
+        all_have = within.get("use_swa")
+        self._windows = [window if windows and (all_have or each) else None for each in has_window]
         is_dspark = self._config["architectures"] == ["Qwen3DSparkModel"]
         from_newest = is_dspark and self._config.get("sample_from_anchor", True)
         self._is_sequential = sequential
@@ -132,8 +147,11 @@ class PlainBlockHead:
         both = torch.cat([context, x])
         q = self._rotated(self._norm(heads(x, "q"), f"{prefix}self_attn.q_norm"), before)
         k = self._rotated(self._norm(heads(both, "k"), f"{prefix}self_attn.k_norm"), 0)
+        layer = int(prefix.split(".")[1])
         mask = torch.ones(len(x), len(both), dtype=torch.bool)
-        mask = mask.tril(before) if self._causal else mask
+        mask = mask.tril(before) if self._is_causal[layer] else mask
+        if (window := self._windows[layer]) is not None:
+            mask = mask.triu(before - window + 1).tril(before + window - 1)
         seen = scaled_dot_product_attention(q, k, heads(both, "v"), mask, enable_gqa=True)
         return self._linear(seen.transpose(0, 1).flatten(1), f"{prefix}self_attn.o_proj")
 

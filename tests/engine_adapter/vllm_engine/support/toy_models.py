@@ -276,7 +276,6 @@ class ToyLoaded:
 
     hidden_size = 1
     dtype = torch.float64
-    is_causal = False
     mask_token = MASK_TOKEN
     has_candidates = False
 

@@ -14,6 +14,7 @@ from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.vllm_engine import compat
 from tests.engine_adapter.proposers.block_layouts import as_speculators
 from tests.engine_adapter.proposers.dflash_heads import dflash
+from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.vllm_engine.architectures.catalog import SERVED
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 
@@ -90,22 +91,28 @@ def test_a_target_changed_by_a_function_has_draft_models_changed_by_it(
         assert made.draft_model_config.hf_config.num_hidden_layers == layers
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
 @pytest.mark.parametrize("non_causal", [False, True, None])
-def test_blocks_of_a_head_in_the_format_of_speculators_are_not_causal(
-    non_causal: bool | None, target: Any, tmp_path: Path
+def test_layers_without_a_window_are_not_causal_in_the_format_of_speculators(
+    non_causal: bool | None, kind: str, target: Any, tmp_path: Path
 ) -> None:
-    """`sliding_window_non_causal` is about layers with a window, of which there are none."""
+    """`sliding_window_non_causal` is about those with a window, which are causal without it."""
     causality = import_module("vllm.model_executor.models.qwen3_dflash")
     config = json.loads((Path(TARGET) / "config.json").read_text())
-    head = as_speculators(dflash(config, target_layers=[1, 3]), "dflash")
+    made = {"dflash": dflash, "dspark": dspark}[kind](config, target_layers=[1, 3])  # type: ignore[operator]
+    made.config |= {
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 64,
+        "use_sliding_window": True,
+    }
+    head = as_speculators(made, kind)
     head.config["sliding_window_non_causal"] = non_causal
     if non_causal is None:
         del head.config["sliding_window_non_causal"]
-    made = draft(Path(head.write(tmp_path)), target, "dflash").draft_model_config
-    assert made.architectures == ["DFlashDraftModel"]
-    assert aux_layers(vars(made.hf_config)) == (2, 4)
-    for layer in range(made.hf_config.num_hidden_layers):
-        assert not causality._dflash_layer_causal(made.hf_config, layer)
+    loaded = draft(Path(head.write(tmp_path)), target, kind).draft_model_config
+    assert aux_layers(vars(loaded.hf_config)) == (2, 4)
+    flags = [causality._dflash_layer_causal(loaded.hf_config, layer) for layer in range(2)]
+    assert flags == [False, not non_causal]
 
 
 def test_the_name_in_vllms_module_is_its_own_afterwards(target: Any, tmp_path: Path) -> None:
