@@ -7,6 +7,7 @@ headers.
 
 import copy
 import json
+import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -136,9 +137,23 @@ class Checkpoint:
             raise CheckpointError(f"{self._config_path}: {missing} is missing")
         return default
 
-    def flag(self, name: str) -> bool:
-        """A field that is true or false; false by default. Raises `CheckpointError` otherwise."""
-        value = self.config.get(name, False)
+    def number(self, name: str, *, positive: bool = True) -> float | None:
+        """A field that is a finite number, above 0 if `positive`; `None` if it is missing.
+
+        Raises `CheckpointError` otherwise.
+        """
+        value = self.config.get(name)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self.field_error(name, "must be a number")
+        if positive and value <= 0:
+            raise self.field_error(name, "must be above 0")
+        return float(value)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """A field that is true or false, or else `default`. Raises `CheckpointError` otherwise."""
+        value = self.config.get(name, default)
         if type(value) is not bool:
             raise self.field_error(name, "must be true or false")
         return value

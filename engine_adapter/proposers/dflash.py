@@ -30,7 +30,7 @@ NON_CAUSAL_WINDOWS = "sliding_window_non_causal"
 block. Those without one always do."""
 
 _FULL, _WINDOW, _USES = "full_attention", "sliding_attention", "use_sliding_window"
-_FEWER = "draft_vocab_size"
+_FEWER, _SINKS = "draft_vocab_size", "attention_sink_bias"
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
@@ -47,7 +47,7 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
         checkpoint.integer("block_size", at_least=2)
         limit = f"the block size of {block} without the token before the drafts"
         checkpoint.check_k(k, block - 1, limit)
-    needed = tensors(checkpoint, target, num_combined)
+    needed = tensors(checkpoint, own_fields, target, num_combined)
     if checkpoint.config["architectures"] == [dflash2.ARCHITECTURE]:
         needed |= dflash2.check(checkpoint, own_fields, target, k)
     checkpoint.check_tensors(needed)
@@ -128,6 +128,7 @@ def _check_windows(checkpoint: Checkpoint, own_fields: Checkpoint) -> None:
     all_have = within is not None and within.flag("use_swa")
     if within is not None:
         within.flag("causal")
+        within.number("attention_value_scale", positive=False)
     kinds = config.get("layer_types")
     if kinds:
         if not isinstance(kinds, list) or not set(map(str, kinds)) <= {_FULL, _WINDOW}:
@@ -148,10 +149,13 @@ def _check_windows(checkpoint: Checkpoint, own_fields: Checkpoint) -> None:
     checkpoint.integer("sliding_window")
 
 
-def tensors(checkpoint: Checkpoint, target: TargetSizes, num_combined: int) -> dict[str, Shape]:
+def tensors(
+    checkpoint: Checkpoint, own_fields: Checkpoint, target: TargetSizes, num_combined: int
+) -> dict[str, Shape]:
     """The tensors of a head whose layers are Qwen3's, name -> shape.
 
     Args:
+        own_fields: the part of the checkpoint that `check_inputs` read.
         num_combined: how many layers of the target it combines.
     """
     hidden, vocabulary = target.hidden_size, target.vocab_size
@@ -160,8 +164,12 @@ def tensors(checkpoint: Checkpoint, target: TargetSizes, num_combined: int) -> d
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
     }
+    has_sinks = own_fields.flag(_SINKS, default=checkpoint.flag(f"add_swa_{_SINKS}"))
     for i in range(checkpoint.integer("num_hidden_layers")):
         needed |= _layer(checkpoint, f"layers.{i}.")
+        if has_sinks:
+            heads = checkpoint.integer("num_attention_heads")
+            needed[f"layers.{i}.self_attn.{_SINKS}"] = (heads,)
     drafted = num_drafted(checkpoint, target)
     output: dict[str, Shape] = {"lm_head.weight": (drafted, hidden)}
     optional: dict[str, Shape] = {"embed_tokens.weight": (vocabulary, hidden), **output}

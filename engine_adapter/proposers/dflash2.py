@@ -7,9 +7,6 @@ what follows from the token before it. Checkpoints: those of z-lab, and those th
 `speculators` writes.
 """
 
-import math
-from typing import Any
-
 from engine_adapter.proposers.checkpoint import Checkpoint, Shape
 from engine_adapter.proposers.contract import TargetSizes
 
@@ -40,7 +37,7 @@ def check(
     Raises:
         CheckpointError: a field is missing or out of range.
     """
-    hidden, config = target.hidden_size, own_fields.config
+    hidden = target.hidden_size
     taps, group = own_fields.integer(_TAPS), own_fields.integer(_GROUP)
     rank = own_fields.integer(_RANK)
     own_fields.integer(_CANDIDATES, at_most=target.vocab_size)
@@ -49,10 +46,8 @@ def check(
     if hidden % group:
         raise own_fields.field_error(_GROUP, f"must divide {hidden}, the hidden size")
     for name in _SCALES:
-        if not _is_number(config.get(name, 1)) or config.get(name, 1) <= 0:
-            raise own_fields.field_error(name, "must be a number above 0")
-    if not _is_number(config.get(_CAP) or 0):
-        raise own_fields.field_error(_CAP, "must be a number")
+        own_fields.number(name)
+    own_fields.number(_CAP, positive=False)
     checkpoint.require("draft_vocab_size", target.vocab_size, "the target's vocabulary")
     tensors: dict[str, Shape] = {
         f"{_SELECTOR}predecessor_codebook": (target.vocab_size, rank),
@@ -64,7 +59,3 @@ def check(
             tensors[f"{conv}.base_kernel"] = (2, taps, hidden)
             tensors[f"{conv}.kernel_projection.weight"] = (2 * taps * hidden // group, hidden)
     return tensors
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)

@@ -51,7 +51,7 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
         max_k = block if from_newest(config) else block - 1
         limit = f"the drafts in a block of {block}"
         checkpoint.check_k(spec.num_speculative_tokens, max_k, limit)
-    needed = dflash.tensors(checkpoint, target, num_combined)
+    needed = dflash.tensors(checkpoint, checkpoint, target, num_combined)
     checkpoint.check_tensors(needed | _heads(checkpoint, target))
 
 

@@ -61,3 +61,12 @@ def dflash(
         "dflash_config": {"mask_token_id": MASK_TOKEN, "target_layer_ids": list(target_layers)},
     }
     return Heads(config | ours, tensors)
+
+
+def with_sinks(head: Heads) -> Heads:
+    """The head, changed: each layer has an attention sink of each of its heads."""
+    head.config["dflash_config"]["attention_sink_bias"] = True
+    for i in range(head.config["num_hidden_layers"]):
+        sinks = torch.linspace(-1, 3, head.config["num_attention_heads"])
+        head.tensors[f"layers.{i}.self_attn.attention_sink_bias"] = sinks
+    return head

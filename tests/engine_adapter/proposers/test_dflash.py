@@ -15,7 +15,7 @@ from tests.engine_adapter.proposers.block_layouts import (
     move_into_layer,
     with_fewer_tokens,
 )
-from tests.engine_adapter.proposers.dflash_heads import MASK_TOKEN, dflash
+from tests.engine_adapter.proposers.dflash_heads import MASK_TOKEN, dflash, with_sinks
 from tests.engine_adapter.proposers.heads import Heads
 from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
 
@@ -147,6 +147,18 @@ def test_all_layers_may_have_a_window(fields: dict[str, Any], tmp_path: Path) ->
         check(head, tmp_path / "none")
 
 
+def test_layers_may_have_attention_sinks(tmp_path: Path) -> None:
+    head = with_sinks(dflash(CONFIG, target_layers=[1]))
+    check(head, tmp_path / "own")
+    del head.config["dflash_config"]["attention_sink_bias"]
+    with pytest.raises(
+        ValueError, match=r"tensor layers\.0\.self_attn\.attention_sink_bias is not"
+    ):
+        check(head, tmp_path / "none")
+    head.config["add_swa_attention_sink_bias"] = True
+    check(head, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -219,6 +231,7 @@ def test_a_head_with_fewer_tokens_needs_its_output_layer_and_their_numbers(
         ("dflash_config.target_layer_ids", [1, 1], "must be different layers"),
         ("dflash_config.use_swa", "yes", "must be true or false"),
         ("dflash_config.causal", 1, "must be true or false"),
+        ("dflash_config.attention_value_scale", [0.7], "must be a number"),
         ("dflash_config.sample_from_anchor", True, "must be false: a mask gives the first draft"),
         ("dflash_config.sample_from_anchor", "yes", "must be true or false"),
         ("block_size", 1, "must be an integer of at least 2"),

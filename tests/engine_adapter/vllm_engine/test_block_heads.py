@@ -16,7 +16,7 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.engine_adapter.proposers.dflash2_heads import dflash2
-from tests.engine_adapter.proposers.dflash_heads import dflash
+from tests.engine_adapter.proposers.dflash_heads import dflash, with_sinks
 from tests.engine_adapter.proposers.dspark_heads import dspark
 from tests.engine_adapter.vllm_engine.conftest import COMMON, CONTEXT, TARGET
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
@@ -65,7 +65,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Heads of two layers that combine three of the target's, and such of a single layer.
 
     The first draft of `dspark` comes from the newest token, that of `masked` from a mask. In layers
-    with a window, blocks are causal, but in those of `windows`.
+    with a window, blocks are causal, but in those of `windows`, which also has sinks.
     """
     config = json.loads((Path(TARGET) / "config.json").read_text())
     heads = {
@@ -85,7 +85,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     heads["mixed"].config |= mixed
     heads["dspark"].config |= mixed
     heads["dflash2"].config |= {"layer_types": ["sliding_attention"] * 2, **window}
-    heads["windows"].config["dflash_config"] |= {"use_swa": True, "swa_window_size": WINDOW}
+    heads["windows"].config["dflash_config"] |= {
+        "use_swa": True,
+        "swa_window_size": WINDOW,
+        "attention_value_scale": 0.7,
+    }
+    with_sinks(heads["windows"])
     heads["causal"].config["dflash_config"]["causal"] = True
     root = tmp_path_factory.mktemp("heads")
     return {name: Path(made.write(root / name)) for name, made in heads.items()}

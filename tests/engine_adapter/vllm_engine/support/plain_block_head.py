@@ -152,7 +152,15 @@ class PlainBlockHead:
         mask = mask.tril(before) if self._is_causal[layer] else mask
         if (window := self._windows[layer]) is not None:
             mask = mask.triu(before - window + 1).tril(before + window - 1)
-        seen = scaled_dot_product_attention(q, k, heads(both, "v"), mask, enable_gqa=True)
+        v = heads(both, "v") * self._config.get("dflash_config", {}).get("attention_value_scale", 1)
+        sinks = self._w.get(f"{prefix}self_attn.attention_sink_bias")
+        if sinks is not None:  # A key of its own, with this score and no value.
+            mask = torch.zeros(len(x), len(both)).masked_fill(~mask, float("-inf"))
+            mask = torch.cat(
+                [mask.expand(len(sinks), -1, -1), sinks.view(-1, 1, 1).expand(-1, len(x), 1)], -1
+            )
+            k, v = (torch.cat([each, torch.zeros_like(each[:, :1])], 1) for each in (k, v))
+        seen = scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
         return self._linear(seen.transpose(0, 1).flatten(1), f"{prefix}self_attn.o_proj")
 
     def _rotated(self, x: torch.Tensor, first: int) -> torch.Tensor:
