@@ -39,7 +39,7 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     own_fields = checkpoint if CONFIG in checkpoint.config else checkpoint.part("dflash_config")
     num_combined = check_inputs(checkpoint, own_fields, target)
     for fields in (own_fields, checkpoint):
-        # vLLM's V1 runner ignores it and reads the drafts of such a head from the wrong places.
+        # vLLM has no heads whose newest token gives a draft, but DSpark heads.
         if fields.flag(FROM_NEWEST):
             raise fields.field_error(FROM_NEWEST, "must be false: a mask gives the first draft")
     k = spec.num_speculative_tokens

@@ -93,6 +93,7 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4MoeForCausalLM": _FOLLOWING,
     "Glm4MoeLiteForCausalLM": _FOLLOWING,
     "DeepseekV3ForCausalLM": _FOLLOWING,
+    "Step3p5ForCausalLM": _FOLLOWING,
     "HYV3ForCausalLM": _family("eh_proj", "model.layers.{n}", "enorm", "hnorm", "final_layernorm"),
     # Published checkpoints have one layer, which their configuration does not mention.
     "Qwen3NextForCausalLM": _family("fc", "mtp", *_IN_COMMON, default=1),

@@ -124,6 +124,15 @@ DEFECTS = {
         "test_layers_without_a_window_are_not_causal_in_the_format_of_speculators",
         upstream=_PULL + "56692",
     ),
+    "layer_types": Defect(
+        "Step 3.5's MTP layers have no kind of attention, which ends the start",
+        ("vllm.model_executor.models.step3p5:Step3p5DecoderLayer",),
+        "worker/drafting/draft_config.py:_restore_layer_types",
+        "worker/drafting/test_draft_config.py::test_mtp_layers_have_their_kinds_of_attention",
+        watch="worker/drafting/test_draft_config.py::test_vllms_own_configuration_has_the_defect",
+        upstream=_ISSUE + "40000",
+        mended_in="0.33",
+    ),
     "head_by_path": Defect(
         'a model is taken for a head if its path has a word such as "eagle3"',
         ("vllm.config.speculative:SpeculativeConfig.__post_init__",),

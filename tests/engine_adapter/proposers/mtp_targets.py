@@ -8,7 +8,7 @@ Each draft still depends on the target's hidden states and on the layer's KV.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.engine_adapter.proposers.heads import Heads, Tensors
+from tests.engine_adapter.proposers.step_target import step3_5
 
 HIDDEN = 64
 
@@ -268,7 +269,10 @@ mimo = _layout(
 # `zai-org/GLM-4.5*`.
 glm4_moe = _following("glm4_moe", {**_ROUTED, "attention_bias": True, "partial_rotary_factor": 0.5})
 
-TARGETS: Mapping[str, Layout] = {
+# `Qwen/Qwen3.5-*`, dense ones.
+qwen3_5 = _in_common("qwen3_5_text", 1, _DELTA, num_layers="mtp_num_hidden_layers")
+
+TARGETS: Mapping[str, Callable[..., Heads]] = {
     "mimo": mimo,
     # `baidu/ERNIE-4.5-21B-A3B-*`: layers of experts after a dense one, and a dense MTP layer.
     "ernie": Layout(
@@ -291,8 +295,8 @@ TARGETS: Mapping[str, Layout] = {
     "glm4_moe": glm4_moe,
     # `Qwen/Qwen3-Next-80B-A3B-*`, whose configuration does not tell that it has an MTP layer.
     "qwen3_next": _in_common("qwen3_next", 1, _DELTA, num_layers=None),
-    # `Qwen/Qwen3.5-*`: dense ones, and those with experts.
-    "qwen3_5": _in_common("qwen3_5_text", 1, _DELTA, num_layers="mtp_num_hidden_layers"),
+    "qwen3_5": qwen3_5,
+    # Those with experts.
     "qwen3_5_moe": _in_common("qwen3_5_moe_text", 1, _DELTA, num_layers="mtp_num_hidden_layers"),
     # `deepseek-ai/DeepSeek-V3`, R1 and V3.1.
     "deepseek_v3": _following(
@@ -364,6 +368,8 @@ TARGETS: Mapping[str, Layout] = {
         },
         published={"mtp_hybrid_override_pattern": "*"},
     ),
+    # `stepfun-ai/Step-3.5-Flash*`.
+    "step3_5": step3_5,
 }
 """Each family that `mtp` supports."""
 

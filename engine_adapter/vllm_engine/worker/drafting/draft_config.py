@@ -65,9 +65,23 @@ def draft_vllm_config(spec: ProposerSpec, vllm_config: Any) -> Any:
             target_parallel_config=target.target_parallel_config,
             draft_tensor_parallel_size=spec.options.get(TENSOR_PARALLEL_SIZE),
         )
+    _restore_layer_types(config.speculative_config.draft_model_config)
     if spec.method in (dflash.METHOD.name, dspark.METHOD.name):
         _restore_causality(config.speculative_config.draft_model_config)
     return config
+
+
+def _restore_layer_types(draft_model_config: Any) -> None:
+    """Gives Step 3.5's MTP layers their kinds of attention.
+
+    They follow those of the target in `layer_types`, which vLLM 0.32 cuts to the target's. It then
+    ends with an `IndexError` (github.com/vllm-project/vllm/issues/40000). Later releases have them
+    in a field of their own.
+    """
+    head = draft_model_config.hf_config
+    if head.model_type == "step3p5_mtp" and not hasattr(head, "mtp_layer_types"):
+        checkpoint = Checkpoint(draft_model_config.model, revision=draft_model_config.revision)
+        head.layer_types = checkpoint.text_part().config.get("layer_types")
 
 
 def _restore_causality(draft_model_config: Any) -> None:

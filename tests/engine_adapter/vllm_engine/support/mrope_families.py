@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine_adapter.seam.media import Modality
-from tests.engine_adapter.proposers.mtp_targets import TARGETS
+from tests.engine_adapter.proposers.mtp_targets import qwen3_5
 from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family
 
 QWEN_PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -181,7 +181,7 @@ FAMILIES = {
         QWEN,
         _qwen3_5,
         _qwen3_vl_processor,
-        mtp=replace(TARGETS["qwen3_5"], block="model.language_model.layers.1."),
+        mtp=replace(qwen3_5, block="model.language_model.layers.1."),
     ),
     "glm4v": Family("glm4v", GLM_PICTURE, GLM, _glm4v, _glm4v_processor),
 }

@@ -15,6 +15,7 @@ from engine_adapter.vllm_engine import compat
 from tests.engine_adapter.proposers.block_layouts import as_speculators
 from tests.engine_adapter.proposers.dflash_heads import dflash
 from tests.engine_adapter.proposers.dspark_heads import dspark
+from tests.engine_adapter.proposers.step_target import layer_types, step3_5
 from tests.engine_adapter.vllm_engine.architectures.catalog import SERVED
 from tests.engine_adapter.vllm_engine.conftest import TARGET
 
@@ -76,7 +77,7 @@ def test_a_word_in_the_path_makes_no_head_of_a_draft_model(
 
 
 def test_a_target_changed_by_a_function_has_draft_models_changed_by_it(
-    target: Any, tmp_path: Path
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As vLLM does; the fields that change a target alone do not change its drafts."""
 
@@ -86,7 +87,7 @@ def test_a_target_changed_by_a_function_has_draft_models_changed_by_it(
 
     write_config("qwen3", "Qwen3ForCausalLM", tmp_path)
     for overrides, layers in (({"num_hidden_layers": 1}, 2), (one_layer, 1)):
-        target.target_model_config.hf_overrides = overrides
+        monkeypatch.setattr(target.target_model_config, "hf_overrides", overrides)
         made = draft(tmp_path, target)
         assert made.draft_model_config.hf_config.num_hidden_layers == layers
 
@@ -113,6 +114,20 @@ def test_layers_without_a_window_are_not_causal_in_the_format_of_speculators(
     assert aux_layers(vars(loaded.hf_config)) == (2, 4)
     flags = [causality._dflash_layer_causal(loaded.hf_config, layer) for layer in range(2)]
     assert flags == [False, not non_causal]
+
+
+def test_mtp_layers_have_their_kinds_of_attention(target: Any, tmp_path: Path) -> None:
+    folder = step3_5(vocabulary=40, layers=2).write(tmp_path)
+    head = draft(Path(folder), target, "mtp").draft_model_config.hf_config
+    assert head.layer_types + getattr(head, "mtp_layer_types", []) == layer_types(2)
+
+
+def test_vllms_own_configuration_has_the_defect(tmp_path: Path) -> None:
+    """It cuts `layer_types` to the target's layers, and has those of MTP layers nowhere else."""
+    folder = step3_5(vocabulary=40, layers=2).write(tmp_path)
+    config = import_module("vllm.config").ModelConfig(folder, skip_tokenizer_init=True).hf_config
+    is_cut = config.layer_types + getattr(config, "mtp_layer_types", []) != layer_types(2)
+    assert is_cut is compat.has_defect("layer_types")
 
 
 def test_the_name_in_vllms_module_is_its_own_afterwards(target: Any, tmp_path: Path) -> None:
