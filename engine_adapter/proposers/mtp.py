@@ -94,6 +94,12 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4MoeLiteForCausalLM": _FOLLOWING,
     "DeepseekV3ForCausalLM": _FOLLOWING,
     "Step3p5ForCausalLM": _FOLLOWING,
+    "LongcatFlashForCausalLM": Family(
+        "model.mtp.layers.{i}.eh_proj",
+        ("model.mtp.layers.{i}.enorm.m", "model.mtp.layers.{i}.hnorm.m", "model.mtp.norm"),
+        field=None,
+        default=1,
+    ),
     "HYV3ForCausalLM": _family("eh_proj", "model.layers.{n}", "enorm", "hnorm", "final_layernorm"),
     # Published checkpoints have one layer, which their configuration does not mention.
     "Qwen3NextForCausalLM": _family("fc", "mtp", *_IN_COMMON, default=1),

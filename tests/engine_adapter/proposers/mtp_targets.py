@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.engine_adapter.proposers import longcat_target
 from tests.engine_adapter.proposers.heads import Heads, Tensors
 from tests.engine_adapter.proposers.step_target import step3_5
 
@@ -95,7 +96,7 @@ class Layout:
 
     def __call__(self, *, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads:
         """A random target with this number of MTP layers."""
-        config, tensors = self._plain_target(vocabulary, seed)
+        config, tensors = self.plain_target(vocabulary, seed)
         tensors |= self.layers(tensors, config["num_hidden_layers"], layers=layers, seed=seed)
         if self.num_layers is not None:
             config[self.num_layers] = layers
@@ -120,7 +121,7 @@ class Layout:
             last_norm = next(target[name] for name in _LAST_NORMS if name in target)
             for name in self.norms:
                 tensors[name.format(i=i, n=n)] = _drawn(name, last_norm, generator)
-            projection = self._projection(len(last_norm), generator)
+            projection = self.new_projection(len(last_norm), generator)
             tensors[self.projection.format(i=i, n=n)] = projection
             if self.has_ends:
                 embeddings, output = target["model.embed_tokens.weight"], target["lm_head.weight"]
@@ -128,7 +129,7 @@ class Layout:
                 tensors[f"{folder}shared_head.head.weight"] = output.clone()
         return tensors
 
-    def _plain_target(self, vocabulary: int, seed: int) -> tuple[dict[str, Any], Tensors]:
+    def plain_target(self, vocabulary: int, seed: int) -> tuple[dict[str, Any], Tensors]:
         """The configuration and the tensors of the target alone."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -142,7 +143,7 @@ class Layout:
         generator = torch.Generator().manual_seed(seed)
         return written, {name: _drawn(name, tensors[name], generator) for name in sorted(tensors)}
 
-    def _projection(self, hidden: int, generator: torch.Generator) -> torch.Tensor:
+    def new_projection(self, hidden: int, generator: torch.Generator) -> torch.Tensor:
         from_state = torch.randn(hidden, hidden, generator=generator) * FROM_STATE * hidden**-0.5
         parts = [torch.eye(hidden), from_state]
         return torch.cat(parts[::-1] if self.state_first else parts, dim=1)
@@ -269,6 +270,18 @@ mimo = _layout(
 # `zai-org/GLM-4.5*`.
 glm4_moe = _following("glm4_moe", {**_ROUTED, "attention_bias": True, "partial_rotary_factor": 0.5})
 
+
+def longcat(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
+    """`meituan-longcat/LongCat-Flash-*`, with the one MTP layer that it has."""
+    layout = Layout("longcat_flash", longcat_target.FIELDS, "", "", "", ())
+    generator = torch.Generator().manual_seed(seed + 1)
+    return longcat_target.with_mtp_layer(
+        *layout.plain_target(vocabulary, seed),
+        lambda name, tensor: _drawn(name, tensor, generator),
+        layout.new_projection(HIDDEN, generator),
+    )
+
+
 # `Qwen/Qwen3.5-*`, dense ones.
 qwen3_5 = _in_common("qwen3_5_text", 1, _DELTA, num_layers="mtp_num_hidden_layers")
 
@@ -370,6 +383,7 @@ TARGETS: Mapping[str, Callable[..., Heads]] = {
     ),
     # `stepfun-ai/Step-3.5-Flash*`.
     "step3_5": step3_5,
+    "longcat": longcat,
 }
 """Each family that `mtp` supports."""
 

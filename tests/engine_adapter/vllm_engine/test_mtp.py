@@ -49,15 +49,16 @@ def keep_layer_types() -> None:
 
     if not compat.has_defect("layer_types"):
         return
-    from vllm.transformers_utils.configs.step3p5 import Step3p5Config
+    from vllm.transformers_utils.configs import step3p5
 
-    original = Step3p5Config.__init__
+    config_class: Any = step3p5.Step3p5Config
+    original = config_class.__init__
 
     def init(self: Any, **fields: Any) -> None:
         original(self, **fields)
         self.layer_types = fields.get("layer_types")
 
-    setattr(Step3p5Config, "__init__", init)  # noqa: B010  mypy refuses to assign to a method
+    config_class.__init__ = init
 
 
 MENDED = {"step3_5": keep_layer_types}

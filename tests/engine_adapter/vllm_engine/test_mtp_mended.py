@@ -1,7 +1,8 @@
 """MTP layers of targets that stock vLLM mistakes on a CPU: exact texts, drafts as without switches.
 
 vLLM's kernels of gated delta networks need bfloat16 on a CPU: here they are PyTorch's, in float32.
-Latent attention has kernels in bfloat16 for CPUs with AMX: here it has those of other CPUs.
+Latent attention has kernels in bfloat16 for CPUs with AMX: here it has those of other CPUs. The
+router of LongCat's experts needs a GPU: here it is PyTorch's.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import PLAIN, SpecMethod
 from tests.cases import proved_beyond
+from tests.engine_adapter.proposers.heads import Heads
+from tests.engine_adapter.proposers.longcat_target import for_transformers
 from tests.engine_adapter.proposers.mtp_targets import TARGETS, own_bytes, write_target
 from tests.engine_adapter.vllm_engine.conftest import COMMON, TARGET
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
@@ -28,6 +31,10 @@ from tests.engine_adapter.vllm_engine.support.hidden_amx import (
 from tests.engine_adapter.vllm_engine.support.live import TIE, Prompt
 from tests.engine_adapter.vllm_engine.support.plain_gated_delta import compute_in_any_dtype
 from tests.engine_adapter.vllm_engine.support.plain_model import PlainModel
+from tests.engine_adapter.vllm_engine.support.plain_zero_experts import (
+    route_on_cpu,
+    route_on_cpu_and_mend_rotary_embeddings,
+)
 from tests.engine_adapter.vllm_engine.support.recorded import RecordedEngine, RecordedRequest
 from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
 
@@ -46,12 +53,14 @@ class Family:
         prepare_stock: the same of stock vLLM, with what Specgate mends.
         blocks: of KV, fewer than the prompts of a test need.
         seed: of the target's weights. With some, two tokens are nearly equally likely.
+        for_transformers: makes a checkpoint that transformers reads.
     """
 
     prepare: Callable[[], None]
     prepare_stock: Callable[[], None]
     blocks: int
     seed: int = 3
+    for_transformers: Callable[[Heads], Heads] = lambda target: target
 
 
 def do_nothing() -> None:
@@ -74,6 +83,12 @@ FAMILIES = {
     "nemotron_h": Family(do_nothing, mend_recurrent_layers, blocks=60, seed=5),
     "deepseek_v3": LATENT,
     "glm4_moe_lite": LATENT,
+    "longcat": Family(
+        route_on_cpu,
+        route_on_cpu_and_mend_rotary_embeddings,
+        blocks=120,
+        for_transformers=for_transformers,
+    ),
 }
 
 
@@ -95,9 +110,9 @@ def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Case]:
     family, root = FAMILIES[request.param], tmp_path_factory.mktemp("mtp")
-    folder = Path(
-        write_target(TARGETS[request.param](seed=family.seed), root / "target", Path(TARGET))
-    )
+    target = TARGETS[request.param](seed=family.seed)
+    folder = Path(write_target(target, root / "target", Path(TARGET)))
+    plain_folder = write_target(family.for_transformers(target), root / "plain", Path(TARGET))
     specs = parse_specs(
         [
             {"name": "mtp", "num_speculative_tokens": K},
@@ -112,7 +127,7 @@ def case(
     }
     config = EngineConfig(str(folder), "mtp", specs, None, COMMON | arguments)
     engine = RecordedEngine(config, family.prepare)
-    yield Case(family, folder, engine, PlainModel(str(folder)))
+    yield Case(family, folder, engine, PlainModel(plain_folder))
     engine.stop()
 
 
