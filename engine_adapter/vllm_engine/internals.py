@@ -223,9 +223,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.model_executor.models.qwen3_dspark:Qwen3DSparkForCausalLM": (
         *("markov_embed", "markov_bias"),
     ),
-    "vllm.model_executor.models.qwen3_dflash2:DFlash2Qwen3ForCausalLM": ("compute_candidates",),
+    "vllm.model_executor.models.qwen3_dflash2:DFlash2Qwen3ForCausalLM": (
+        *("candidate_logits_processor", "compute_candidates"),
+    ),
     "vllm.model_executor.models.qwen3_dflash2:CandidateSelector": (
-        *("hidden_projection", "predecessor_codebook", "successor_codebook"),
+        *("hidden_projection", "predecessor_codebook", "successor_codebook", "top_k"),
     ),
 }
 """Class or module -> the attributes of it that Specgate reads or sets.

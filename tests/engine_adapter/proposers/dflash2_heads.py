@@ -10,8 +10,8 @@ from tests.engine_adapter.proposers.heads import Heads
 
 SCALES: dict[str, float] = {
     "input_embedding_scale": 1.5,
-    "output_multiplier": 0.75,
-    "final_logit_softcapping": 20.0,
+    "output_multiplier": 0.5,
+    "final_logit_softcapping": 3.0,
 }
 """The fields of `dflash_config` that may be missing."""
 

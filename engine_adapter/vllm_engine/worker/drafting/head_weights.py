@@ -231,6 +231,23 @@ class LoadedBlockHead(_Head):
         else:
             logits.index_add_(1, self._drafted, bias)
 
+    def candidates(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The candidates of places with hidden states [T, H], of a head that has some.
+
+        Returns:
+            int64 [T, K], the likeliest tokens; float32 [T, K], their logits.
+        """
+        if self.device.type != "cpu":
+            likeliest: tuple[torch.Tensor, torch.Tensor] = self.model.compute_candidates(states)
+            return likeliest
+        # vLLM's ranks on a CPU cannot exchange token ids, which are int64; they can logits.
+        processor, logits = self.model.candidate_logits_processor, self.model.compute_logits(states)
+        values, tokens = logits.float().topk(self.model.model.candidate_selector.top_k)
+        values *= processor.scale
+        if processor.soft_cap is not None:
+            values = torch.tanh(values / processor.soft_cap) * processor.soft_cap
+        return tokens, values
+
     def context_slots(self, slots: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The slots of some positions in each of its layers; `slots` are by KV cache group."""
         slots_by_layer = {

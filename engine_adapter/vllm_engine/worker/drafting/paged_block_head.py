@@ -132,7 +132,9 @@ class PagedBlockHead(PagedHead):
     def _place_logits(self, states: torch.Tensor) -> PlaceLogits:
         """The logits of places whose hidden states are [T, H]."""
         if self._loaded.has_candidates:
-            return CandidateLogits(self._loaded.model, states, self._vocab_size)
+            candidates, logits = self._loaded.candidates(states)
+            selector = self._loaded.model.model.candidate_selector
+            return CandidateLogits(candidates, logits, states, selector, self._vocab_size)
         if self._loaded.has_markov_head:
             return MarkovLogits(self.logits(states), self._loaded.add_bias)
         return PlaceLogits(self.logits(states))

@@ -70,19 +70,26 @@ class CandidateLogits(PlaceLogits):
     the token that was drafted there, also where a constraint chose one that was no candidate.
 
     Args:
-        model: vLLM's module of the head.
-        states: [T, H], the hidden states of T places.
+        candidates: int64 [T, K], of T places.
+        logits: float32 [T, K], theirs.
+        states: [T, H], the hidden states of the places.
+        selector: vLLM's module.
         vocab_size: V, of the target.
     """
 
     is_sequential = True
 
-    def __init__(self, model: Any, states: torch.Tensor, vocab_size: int) -> None:
-        candidates, logits = model.compute_candidates(states)
+    def __init__(
+        self,
+        candidates: torch.Tensor,
+        logits: torch.Tensor,
+        states: torch.Tensor,
+        selector: Any,
+        vocab_size: int,
+    ) -> None:
         super().__init__(logits)
         self._candidates, self._vocab_size = candidates, vocab_size
-        self._selector = model.model.candidate_selector
-        self._projected = self._selector.hidden_projection(states)
+        self._selector, self._projected = selector, selector.hidden_projection(states)
 
     def _scores(
         self, places: torch.Tensor, previous: torch.Tensor

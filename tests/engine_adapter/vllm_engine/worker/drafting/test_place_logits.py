@@ -30,10 +30,14 @@ def head(seed: int = 0) -> tuple[Any, torch.Tensor]:
         successor_codebook=torch.randn(VOCAB, RANK),
         top_k=CANDIDATES,
     )
-    model = SimpleNamespace(
-        compute_candidates=compute_candidates, model=SimpleNamespace(candidate_selector=selector)
+    return SimpleNamespace(candidates=compute_candidates, selector=selector), torch.randn(
+        PLACES, HIDDEN
     )
-    return model, torch.randn(PLACES, HIDDEN)
+
+
+def candidate_logits(head: Any, states: torch.Tensor) -> CandidateLogits:
+    """The logits of the states' places."""
+    return CandidateLogits(*head.candidates(states), states, head.selector, VOCAB)
 
 
 def test_plain_logits_depend_on_no_draft() -> None:
@@ -70,9 +74,9 @@ def test_a_markov_head_adds_its_bias_after_the_token_before() -> None:
 def test_candidates_are_scored_after_the_draft_before_them() -> None:
     """Against the definition, token by token."""
     model, states = head()
-    selector = model.model.candidate_selector
-    ids, unary = model.compute_candidates(states)
-    logits = CandidateLogits(model, states, VOCAB)
+    selector = model.selector
+    ids, unary = model.candidates(states)
+    logits = candidate_logits(model, states)
     places, previous = torch.tensor([0, 2, 4]), torch.tensor([7, 7, 1])
     result = logits.after(places, previous)
     for row, (place, token) in enumerate(zip(places, previous, strict=True)):
@@ -93,11 +97,9 @@ def test_candidates_are_scored_after_the_draft_before_them() -> None:
 @torch.no_grad()
 def test_only_candidates_have_a_probability() -> None:
     model, states = head(seed=1)
-    ids, _ = model.compute_candidates(states)
+    ids, _ = model.candidates(states)
     places = torch.arange(PLACES)
-    logits = CandidateLogits(model, states, VOCAB).after(
-        places, torch.zeros(PLACES, dtype=torch.int32)
-    )
+    logits = candidate_logits(model, states).after(places, torch.zeros(PLACES, dtype=torch.int32))
     for temperature in (0.5, 1.0, 2.0):
         probabilities = (logits / temperature).softmax(dim=-1)
         assert ((probabilities > 0).sum(dim=-1) == CANDIDATES).all()
@@ -107,11 +109,9 @@ def test_only_candidates_have_a_probability() -> None:
 @torch.no_grad()
 def test_where_no_candidate_is_allowed_another_token_can_be_drawn() -> None:
     model, states = head(seed=2)
-    ids, _ = model.compute_candidates(states)
+    ids, _ = model.candidates(states)
     places = torch.arange(PLACES)
-    logits = CandidateLogits(model, states, VOCAB).after(
-        places, torch.zeros(PLACES, dtype=torch.int64)
-    )
+    logits = candidate_logits(model, states).after(places, torch.zeros(PLACES, dtype=torch.int64))
     banned = logits.scatter(1, ids, float("-inf"))
     probabilities = banned.softmax(dim=-1)
     assert torch.isfinite(probabilities).all()
@@ -125,8 +125,8 @@ def test_the_scores_are_those_of_vllm() -> None:
     from vllm.model_executor.models.qwen3_dflash2 import _score_edges
 
     model, states = head(seed=3)
-    selector, newest = model.model.candidate_selector, torch.tensor([6])
-    ids, unary = model.compute_candidates(states)
+    selector, newest = model.selector, torch.tensor([6])
+    ids, unary = model.candidates(states)
     edges = _score_edges(
         selector.predecessor_codebook,
         selector.successor_codebook,
@@ -136,7 +136,7 @@ def test_the_scores_are_those_of_vllm() -> None:
         newest,
         CANDIDATES,
     )[0]  # [place, candidate before, candidate]
-    logits, places = CandidateLogits(model, states, VOCAB), torch.arange(PLACES)
+    logits, places = candidate_logits(model, states), torch.arange(PLACES)
     for before in range(CANDIDATES):
         previous = torch.cat([newest, ids[:-1, before]])
         result = logits.after(places, previous).gather(1, ids)
