@@ -37,7 +37,8 @@ def head(seed: int = 0) -> tuple[Any, torch.Tensor]:
 
 def candidate_logits(head: Any, states: torch.Tensor) -> CandidateLogits:
     """The logits of the states' places."""
-    return CandidateLogits(*head.candidates(states), states, head.selector, VOCAB)
+    candidates, logits = head.candidates(states)
+    return CandidateLogits(candidates, logits, states, head.selector, VOCAB)
 
 
 def test_plain_logits_depend_on_no_draft() -> None:

@@ -1,12 +1,15 @@
 """A target on two ranks, with draft models on one and on two: exact outputs, all accepted."""
 
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from engine_adapter.seam.types import GenerationRequest, SamplingOptions
 from tests.cases import proved_beyond
+from tests.engine_adapter.proposers.dflash2_heads import dflash2
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -32,13 +35,20 @@ ENVIRONMENT = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def two_ranks() -> AsyncIterator[Live]:
-    """The target as its own draft model: whole on each rank, and split like the target."""
+async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
+    """The target as its own draft model: whole on each rank, and split like the target.
+
+    Beside it a DFlash2 head, whose ranks must know the same candidates.
+    """
     draft = {"method": "draft_model", "model": TARGET, "num_speculative_tokens": 4}
     proposers = [
         {**draft, "name": "whole", "draft_tensor_parallel_size": 1},
         {**draft, "name": "split"},
     ]
+    config = json.loads((Path(TARGET) / "config.json").read_text())
+    head = dflash2(config, target_layers=[1, 3]).write(tmp_path_factory.mktemp("head"))
+    fields = {"method": "dflash", "model": head, "draft_sampling": "probabilistic"}
+    proposers.append({**fields, "name": "dflash2", "num_speculative_tokens": 4})
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -69,7 +79,7 @@ async def test_a_switch_between_the_sizes_loses_nothing(
     assert second.counts("whole").accepted == second.counts("whole").drafted
 
 
-@pytest.mark.parametrize("name", proved_beyond(["split"], ["none", "whole", "split"]))
+@pytest.mark.parametrize("name", proved_beyond(["split"], ["none", "whole", "split", "dflash2"]))
 async def test_the_ranks_sample_the_same_tokens_without_a_seed(
     two_ranks: Live, stock: Stock, prompts: list[Prompt], name: str
 ) -> None:
