@@ -94,6 +94,7 @@ FOR_CONSTRAINTS: list[dict[str, Any]] = [
     {"name": "grammar"},
     {"name": "forced-first", "method": "cascade", "members": ["grammar", "draft-sampled"]},
 ]
+GATED = ("draft-sure", "eagle-sure")
 CONSTRAINED = ("draft-sampled", "draft-block", "eagle-sampled", "mlp-sampled", "forced-first")
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -173,8 +174,9 @@ async def generations(
 async def check(live: Live, tree: Tree, name: str, sampling: Sampling, samples: int) -> None:
     """Asserts that drafted generations have the target's distribution."""
     seen, drafted = await generations(live, tree, name, sampling, samples)
-    assert drafted > samples // 10
-    assert p_value(*as_arrays(tree.joint(sampling), seen)) > ALPHA
+    # Under a repetition penalty few tokens are as likely as a gate wants.
+    assert drafted > samples // (15 if name in GATED else 10), name
+    assert p_value(*as_arrays(tree.joint(sampling), seen)) > ALPHA, name
 
 
 @on_the_engines_loop
