@@ -2,10 +2,9 @@
 
 Source: DFlash, arXiv 2602.06036. The hidden states of several target layers, combined by the matrix
 `fc`, are the context that the head's layers attend to. Its input is a block: the newest token, and
-a mask token for each draft. Attention inside the block is not causal, but in layers with a window
-it usually is. Checkpoints: those of z-lab,
-`z-lab/*-DFlash*`, and those that the library `speculators` writes. Heads of DFlash2 are of this
-method, as in vLLM: see `dflash2`.
+a mask token for each draft. Attention inside the block is not causal; in layers with a window it
+usually is. Checkpoints: those of z-lab, `z-lab/*-DFlash*`, and those that the library `speculators`
+writes. Heads of DFlash2 are of this method, as in vLLM: see `dflash2`.
 """
 
 from collections.abc import Sequence

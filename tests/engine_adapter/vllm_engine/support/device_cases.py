@@ -21,11 +21,12 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "eagle3": {"model": "toy/6/0,4"},
     "mtp": {},
     "dflash": {"model": "toy/8/1,3"},
+    "dflash2": {"method": "dflash", "model": "toy/8/1,3/candidates"},
     "dspark": {"model": "toy/9/1,3"},
     "medusa": {},
     "mlp_speculator": {},
 }
-"""Method -> its settings, apart from checkpoints that are written to disk."""
+"""Method, or kind of head -> its settings, apart from checkpoints that are written to disk."""
 
 GREEDY, SAMPLED, SEEDED, LIMITED = "greedy", "sampled", "seeded", "limited"
 """What the rows ask for; `limited` is greedy with a penalty, a bias and a minimum length."""
@@ -36,12 +37,12 @@ GATED = "gated"
 UNKEPT = "unkept"
 """Greedy rows of a head for which the target's states are not kept."""
 
-HEADS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
+HEADS = ("eagle", "eagle3", "mtp", "dflash", "dflash2", "dspark")
 """Methods with the option `keep_states`."""
 
 DRAWING = (
     *("draft_model", "eagle", "eagle3", "mtp"),
-    *("dflash", "dspark", "medusa", "mlp_speculator"),
+    *("dflash", "dflash2", "dspark", "medusa", "mlp_speculator"),
 )
 """Methods that draw their drafts."""
 
@@ -57,6 +58,7 @@ _UPLOADS = {
     "eagle3": 2,
     "mtp": 2,
     "dflash": 3,
+    "dflash2": 4,
     "dspark": 4,
     "medusa": 1,
     "mlp_speculator": 2,
@@ -64,7 +66,7 @@ _UPLOADS = {
 """Method -> uploads of a greedy step.
 
 They are the inputs of the first pass and of all later ones (a head of Medusa: where the target's
-states are; an MLP speculator: the newest tokens too; DSpark: the rows of each depth).
+states are; an MLP speculator: the newest tokens too; DFlash2 and DSpark: the rows of each depth).
 """
 
 

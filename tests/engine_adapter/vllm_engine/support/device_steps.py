@@ -64,6 +64,7 @@ class DeviceModel:
     def __init__(self) -> None:
         self.embedding = torch.randn(VOCABULARY, HIDDEN).to(GPU)
         self.output = torch.randn(VOCABULARY, HIDDEN).to(GPU)
+        self.model = SimpleNamespace()
 
     def __call__(
         self,
@@ -77,6 +78,10 @@ class DeviceModel:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.output.T
+
+    def compute_candidates(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        likeliest = self.compute_logits(hidden).topk(K)
+        return likeliest.indices, likeliest.values
 
     def combine_hidden_states(self, joined: torch.Tensor) -> torch.Tensor:
         return joined[:, :HIDDEN]
@@ -101,7 +106,15 @@ class DeviceLoaded(ToyLoaded):
         self.input_ids = torch.zeros(BUDGET, dtype=torch.int32, device=device)
         self.positions = torch.zeros(BUDGET, dtype=torch.int64, device=device)
         self.hidden_states = torch.zeros(BUDGET, HIDDEN, device=device)
-        self.model = DeviceModel()  # type: ignore[assignment]
+        self.has_candidates = (spec.model or "").endswith("/candidates")
+        model = DeviceModel()
+        model.model.candidate_selector = SimpleNamespace(
+            hidden_projection=lambda states: states,
+            predecessor_codebook=model.embedding,
+            successor_codebook=model.output,
+        )
+        self.candidates = model.compute_candidates
+        self.model = model  # type: ignore[assignment]
 
     def tp_scope(self) -> AbstractContextManager[None]:
         return nullcontext()

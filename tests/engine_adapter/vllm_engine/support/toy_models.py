@@ -287,7 +287,7 @@ class ToyLoaded:
         self._vocabulary = vllm_config.model_config.get_vocab_size()
         self.has_markov_head = spec.method == "dspark"
         self.first_draft = 0 if self.has_markov_head else 1
-        layers = (spec.model or "").split("/")[2:]
+        layers = (spec.model or "").split("/")[2:3]
         self.reads_aux_layers = bool(layers)
         self.draft_model_config = SimpleNamespace(
             max_model_len=world.draft_contexts.get(spec.name, world.max_model_len),
