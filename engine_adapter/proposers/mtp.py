@@ -73,20 +73,23 @@ _IN_COMMON = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
 
 _QWEN3_5 = _family("fc", "mtp", *_IN_COMMON, field="mtp_num_hidden_layers")
 
+# Published checkpoints have three layers, of which vLLM runs the first.
+_MIMO_V2 = _family(
+    "eh_proj",
+    "model.mtp.layers.{i}",
+    *("enorm", "hnorm", "final_layernorm"),
+    field=None,
+    default=1,
+)
+
 FAMILIES: Mapping[str, Family] = {
     "MiMoForCausalLM": _family(
         "input_proj",
         "model.mtp_layers.{i}",
         *(f"{part}_layernorm" for part in ("token", "hidden", "final")),
     ),
-    # Published checkpoints have three layers, of which vLLM runs the first.
-    "MiMoV2FlashForCausalLM": _family(
-        "eh_proj",
-        "model.mtp.layers.{i}",
-        *("enorm", "hnorm", "final_layernorm"),
-        field=None,
-        default=1,
-    ),
+    "MiMoV2FlashForCausalLM": _MIMO_V2,
+    "MiMoV2ForCausalLM": _MIMO_V2,
     "Ernie4_5_MoeForCausalLM": Family(
         "model.mtp_linear_proj.{i}", ("model.mtp_emb_norm.{i}", "model.mtp_hidden_norm.{i}")
     ),

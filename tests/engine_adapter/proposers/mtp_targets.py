@@ -285,6 +285,46 @@ def longcat(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
 # `Qwen/Qwen3.5-*`, dense ones.
 qwen3_5 = _in_common("qwen3_5_text", 1, _DELTA, num_layers="mtp_num_hidden_layers")
 
+# `XiaomiMiMo/MiMo-V2-Flash`: a dense MTP layer with the window.
+mimo_v2_flash = _layout(
+    "mimo_v2_flash",
+    0,
+    "model.mtp.layers.{i}",
+    "eh_proj",
+    *("enorm", "hnorm", "final_layernorm"),
+    fields={
+        **_WINDOWS,
+        **_ROUTED,
+        "hybrid_layer_pattern": [1, 0],
+        "moe_layer_freq": [0, 1],
+        "sliding_window_size": 64,
+        "v_head_dim": 32,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 32,
+        "swa_v_head_dim": 32,
+        "add_swa_attention_sink_bias": True,
+        "layernorm_epsilon": 1e-5,
+    },
+    renames={"post_attention_layernorm": "pre_mlp_layernorm"},
+    # transformers writes these by kind of layer.
+    published={"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334},
+    num_layers=None,
+)
+
+
+def mimo_v2(**how: Any) -> Heads:
+    """`XiaomiMiMo/MiMo-V2.5*`: each layer of attention has one matrix for all that it reads."""
+    target = mimo_v2_flash(**how)
+    tensors = dict(target.tensors)
+    for name in target.tensors:
+        if name.endswith(".q_proj.weight"):
+            parts = [name.replace(".q_proj.", f".{part}_proj.") for part in "qkv"]
+            fused = name.replace(".q_proj.", ".qkv_proj.")
+            tensors[fused] = torch.cat([tensors.pop(part) for part in parts])
+    return Heads(target.config | {"architectures": ["MiMoV2ForCausalLM"]}, tensors)
+
+
 TARGETS: Mapping[str, Callable[..., Heads]] = {
     "mimo": mimo,
     # `baidu/ERNIE-4.5-21B-A3B-*`: layers of experts after a dense one, and a dense MTP layer.
@@ -337,32 +377,8 @@ TARGETS: Mapping[str, Callable[..., Heads]] = {
             "first_k_dense_replace": 1,
         },
     ),
-    # `XiaomiMiMo/MiMo-V2-Flash`: a dense MTP layer with the window.
-    "mimo_v2_flash": _layout(
-        "mimo_v2_flash",
-        0,
-        "model.mtp.layers.{i}",
-        "eh_proj",
-        *("enorm", "hnorm", "final_layernorm"),
-        fields={
-            **_WINDOWS,
-            **_ROUTED,
-            "hybrid_layer_pattern": [1, 0],
-            "moe_layer_freq": [0, 1],
-            "sliding_window_size": 64,
-            "v_head_dim": 32,
-            "swa_num_attention_heads": 2,
-            "swa_num_key_value_heads": 2,
-            "swa_head_dim": 32,
-            "swa_v_head_dim": 32,
-            "add_swa_attention_sink_bias": True,
-            "layernorm_epsilon": 1e-5,
-        },
-        renames={"post_attention_layernorm": "pre_mlp_layernorm"},
-        # transformers writes these by kind of layer.
-        published={"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.334},
-        num_layers=None,
-    ),
+    "mimo_v2_flash": mimo_v2_flash,
+    "mimo_v2": mimo_v2,
     # `nvidia/NVIDIA-Nemotron-3-*`: Mamba 2. vLLM does not compute its experts on a CPU: their
     # activation has no gate, so this target has a dense layer in their place.
     "nemotron_h": _layout(

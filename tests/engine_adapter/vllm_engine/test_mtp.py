@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 K = 3
 MTP, NGRAM = SpecMethod("mtp", K), SpecMethod("ngram", 4)
 EAGLE, CASCADE = SpecMethod("eagle", K), SpecMethod("cascade", 4)
-BLOCKS = {"exaone_moe": 40, "mimo_v2_flash": 40, "step3_5": 40}
+BLOCKS = {"exaone_moe": 40, "mimo_v2_flash": 40, "mimo_v2": 40, "step3_5": 40}
 """Of KV, where layers are in several groups."""
 
 
@@ -115,7 +115,8 @@ def is_of_mtp(name: str) -> bool:
 @pytest.fixture(
     scope="module",
     params=proved_beyond(
-        ["mimo"], ["mimo", "ernie", "glm4_moe", "exaone_moe", "hy_v3", "mimo_v2_flash", "step3_5"]
+        ["mimo"],
+        ["mimo", "ernie", "glm4_moe", "exaone_moe", "hy_v3", "mimo_v2_flash", "mimo_v2", "step3_5"],
     ),
 )
 def family(
