@@ -95,6 +95,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "Glm4MoeForCausalLM": _FOLLOWING,
     "Glm4MoeLiteForCausalLM": _FOLLOWING,
+    "GlmOcrForConditionalGeneration": _family(
+        "eh_proj", "model.language_model.layers.{n}", "enorm", "hnorm", "shared_head.norm"
+    ),
     "DeepseekV3ForCausalLM": _FOLLOWING,
     "Step3p5ForCausalLM": _FOLLOWING,
     "LongcatFlashForCausalLM": Family(

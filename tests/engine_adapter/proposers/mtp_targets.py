@@ -270,6 +270,16 @@ mimo = _layout(
 # `zai-org/GLM-4.5*`.
 glm4_moe = _following("glm4_moe", {**_ROUTED, "attention_bias": True, "partial_rotary_factor": 0.5})
 
+# `zai-org/GLM-OCR`.
+glm_ocr_layer = _layout(
+    "glm_ocr",
+    1,
+    "model.language_model.layers.{n}",
+    "eh_proj",
+    *("enorm", "hnorm", "shared_head.norm"),
+    begin="model.language_model.",
+)
+
 
 def longcat(*, vocabulary: int = 2048, seed: int = 0) -> Heads:
     """`meituan-longcat/LongCat-Flash-*`, with the one MTP layer that it has."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine_adapter.seam.media import Modality
-from tests.engine_adapter.proposers.mtp_targets import qwen3_5
+from tests.engine_adapter.proposers.mtp_targets import glm_ocr_layer, qwen3_5
 from tests.engine_adapter.vllm_engine.support.multimodal_models import TEXT, Family
 
 QWEN_PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -164,6 +164,22 @@ def _glm4v(ids: Mapping[str, int]) -> Any:
     )
 
 
+def _glm_ocr(ids: Mapping[str, int]) -> Any:
+    from transformers import GlmOcrConfig
+
+    glm4v = _glm4v(ids)
+    vision = {"depth": 2, "hidden_size": 64, "out_hidden_size": TEXT["hidden_size"]}
+    rope = {**MROPE, "mrope_section": [4, 6, 6], "partial_rotary_factor": 1.0}
+    # vLLM's connector has this size, that of transformers thrice the states'.
+    inner = {"intermediate_size": 3 * TEXT["hidden_size"]}
+    text = {**TEXT, **inner, "rope_parameters": rope, "model_type": "glm_ocr_text"}
+    return GlmOcrConfig(
+        vision_config={**vision, "intermediate_size": 96, "num_heads": 2, "image_size": 56},
+        text_config={**text, "num_nextn_predict_layers": 1},
+        **{name: getattr(glm4v, name) for name in vars(glm4v) if name.endswith("_token_id")},
+    )
+
+
 def _glm4v_processor(tokenizer: Any) -> Any:
     from transformers import Glm4vImageProcessor, Glm4vProcessor, Glm4vVideoProcessor
 
@@ -184,6 +200,7 @@ FAMILIES = {
         mtp=replace(qwen3_5, block="model.language_model.layers.1."),
     ),
     "glm4v": Family("glm4v", GLM_PICTURE, GLM, _glm4v, _glm4v_processor),
+    "glm_ocr": Family("glm_ocr", GLM_PICTURE, GLM, _glm_ocr, _glm4v_processor, mtp=glm_ocr_layer),
 }
 """By name."""
 
