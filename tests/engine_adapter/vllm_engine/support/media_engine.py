@@ -20,9 +20,12 @@ from engine_adapter.seam.types import NONE, SpecDecodeParams, SpecMethod, Switch
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.target_media import VideoForm
 from engine_adapter.vllm_engine.wire import switch_to_wire, to_extra_args
-from tests.engine_adapter.proposers.eagle_heads import eagle
+from tests.engine_adapter.proposers.dflash2_heads import dflash2
+from tests.engine_adapter.proposers.dflash_heads import dflash
+from tests.engine_adapter.proposers.dspark_heads import dspark
+from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3
 from tests.engine_adapter.proposers.gemma4_assistants import assistant
-from tests.engine_adapter.proposers.heads import Heads, medusa
+from tests.engine_adapter.proposers.heads import Heads, medusa, mlp_speculator
 from tests.engine_adapter.vllm_engine.support.multimodal_models import (
     FRAME_RATE,
     SAMPLE_RATE,
@@ -38,7 +41,8 @@ CHUNK = 24
 NOT_OF_THE_MODEL = "num_crops", "num_soft_tokens_per_image", "num_patches", "aspect_ratios"
 """What an image processor returns for the text's processor alone."""
 
-MODELS = "draft", "eagle", "medusa", "mtp"
+OF_LAYERS = "eagle3", "dflash", "dflash2", "dspark", "mlp"
+MODELS = ("draft", "eagle", "medusa", "mtp", *OF_LAYERS)
 
 Prompt = tuple[tuple[int, ...], tuple[int, ...]]
 """Token ids with a placeholder for each item, and the seeds of the items."""
@@ -258,8 +262,31 @@ def media_engine(
         proposers.append({"name": "mtp"})
     if family.has_assistant:
         proposers.append({"name": "mtp", "model": _write_assistant(folder)})
+    if family.shows_layers:
+        proposers += _heads_of_layers(layer, heads)
     proposers = [proposer | {"num_speculative_tokens": 3} for proposer in proposers]
     return MediaEngine(family, str(folder), proposers, **arguments)
+
+
+def _heads_of_layers(fields: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Writes heads that read two layers of the target, and an MLP speculator; the proposers.
+
+    Args:
+        fields: the configuration of a layer.
+    """
+    layers = [0, 1]
+    made = {
+        "eagle3": eagle3(fields, aux_layers=layers),
+        "dflash": dflash(fields, target_layers=layers),
+        "dflash2": dflash2(fields, target_layers=layers),
+        "dspark": dspark(fields, target_layers=layers),
+        "mlp": mlp_speculator(hidden=TEXT["hidden_size"], vocabulary=TEXT["vocab_size"]),
+    }
+    methods = {"dflash2": "dflash", "mlp": "mlp_speculator"}
+    return [
+        {"name": name, "method": methods.get(name, name), "model": head.write(folder / name)}
+        for name, head in made.items()
+    ]
 
 
 def _write_assistant(target: Path) -> str:

@@ -190,7 +190,9 @@ def _glm4v_processor(tokenizer: Any) -> Any:
 FAMILIES = {
     "qwen2_vl": Family("qwen2_vl", QWEN_PICTURE, QWEN, _qwen2_vl, _qwen2_vl_processor),
     "qwen2_5_vl": Family("qwen2_5_vl", QWEN_PICTURE, QWEN, _qwen2_5_vl, _qwen2_5_vl_processor),
-    "qwen3_vl": Family("qwen3_vl", QWEN_PICTURE, QWEN, _qwen3_vl, _qwen3_vl_processor),
+    "qwen3_vl": Family(
+        "qwen3_vl", QWEN_PICTURE, QWEN, _qwen3_vl, _qwen3_vl_processor, shows_layers=True
+    ),
     "qwen3_5": Family(
         "qwen3_5",
         QWEN_PICTURE,

@@ -41,6 +41,7 @@ class Family:
         named_tokens: names by which the processor asks the tokenizer for special tokens.
         mtp: where the checkpoint has its MTP layer; `None` for a model without one.
         has_assistant: whether an assistant of Gemma 4 drafts for it.
+        shows_layers: whether heads that read the target's layers draft for it, too.
         modality: what it takes.
     """
 
@@ -53,6 +54,7 @@ class Family:
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     mtp: Layout | None = None
     has_assistant: bool = False
+    shows_layers: bool = False
     modality: Modality = Modality.IMAGE
 
     def items(self, seeds: Sequence[int]) -> list[Any]:
