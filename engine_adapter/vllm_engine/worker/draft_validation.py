@@ -7,10 +7,11 @@ are verified as certain ones, and the fault is reported with the step's outputs.
 fails repeatedly is quarantined (`core.quarantine`).
 
 The scheduler decides on quarantine, so that all ranks follow from the same step on. It counts the
-faults of rank 0 only, whose drafts are used; an exception on another rank is logged there. Two
-faults cannot be contained. After a `torch.AcceleratorError` the state of the device is undefined,
-and the engine must end with this cause. A fault on one rank in the middle of a collective leaves
-the other ranks waiting. Out of memory can be contained: the target's step is already done.
+faults of rank 0 only, whose drafts are used; an exception on another rank is logged there. Sampled
+drafts that a rank lacks are verified by none. Two faults cannot be contained. After a
+`torch.AcceleratorError` the state of the device is undefined, and the engine must end with this
+cause. A fault on one rank in the middle of a collective leaves the other ranks waiting. Out of
+memory can be contained: the target's step is already done.
 """
 
 from collections.abc import Sequence

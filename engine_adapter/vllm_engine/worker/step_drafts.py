@@ -126,6 +126,9 @@ class StepDrafts:
         )
         drafts, self.report = runner.drafter.propose(plan, target)
         row_drafts = [drafts[row] for row in rows.tolist()]
+        if self._has_ranks:
+            for request_id in runner.drafter.sampled_drafts.drop_unshared(batch.req_ids):
+                row_drafts[batch.req_ids.index(request_id)] = ()
         self.drafts = {
             id_: drafts_of_row
             for id_, drafts_of_row in zip(batch.req_ids, row_drafts, strict=True)

@@ -28,7 +28,7 @@ from engine_adapter.vllm_engine.worker.constraints import RowConstraints
 from engine_adapter.vllm_engine.worker.drafting.confidence import ConfidenceGate
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.row_limits import RowLimits
-from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import is_only_rank
+from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import are_shared, is_only_rank
 from engine_adapter.vllm_engine.worker.verification.rejection import SampledDraft
 
 
@@ -304,6 +304,29 @@ class SampledDraftStore:
                 if num_tokens == lengths[row]:
                     popped[row] = draft.truncated(int(counts[row]) + 1)
         return popped
+
+    def drop_unshared(self, request_ids: Sequence[str]) -> list[str]:
+        """Drops the newest drafts that not every rank has; all ranks must call it together.
+
+        A rank without them would verify the row by another rule, and emit other tokens.
+
+        Args:
+            request_ids: those of the step, in the order of its rows.
+
+        Returns:
+            The requests whose drafts no rank may verify.
+        """
+        batch = self._runner.input_batch
+        rows = [batch.req_id_to_index[id_] for id_ in request_ids if id_ in batch.req_id_to_index]
+        if not self._uses_block or not batch.temperature_cpu[rows].any():
+            return []  # no rank has any
+        lengths = [self._stored[id_][0] if id_ in self._stored else -1 for id_ in request_ids]
+        shared = are_shared(lengths)
+        unshared = [
+            id_ for id_, is_shared in zip(request_ids, shared, strict=True) if not is_shared
+        ]
+        self.forget(unshared)
+        return unshared
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops the drafts of requests that ended or were preempted."""

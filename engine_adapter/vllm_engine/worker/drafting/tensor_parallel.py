@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed import broadcast, get_backend
+from torch.distributed import ReduceOp, all_reduce, broadcast, get_backend
 
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.patches.module_names import patch_groups
@@ -38,6 +38,15 @@ def share_lengths(lengths: list[int]) -> list[int]:
     group, numbers = compat.parallel_state.get_tp_group(), torch.tensor(lengths)
     broadcast(numbers, src=group.ranks[0], group=group.cpu_group)
     shared: list[int] = numbers.tolist()
+    return shared
+
+
+def are_shared(values: list[int]) -> list[bool]:
+    """Whether each of some numbers is the same on all ranks, which must call it together."""
+    group, numbers = compat.parallel_state.get_tp_group(), torch.tensor(values)
+    limits = torch.stack([numbers, -numbers])
+    all_reduce(limits, ReduceOp.MAX, group=group.cpu_group)
+    shared: list[bool] = (limits[0] == -limits[1]).tolist()
     return shared
 
 

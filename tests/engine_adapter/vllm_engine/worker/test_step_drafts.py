@@ -12,9 +12,11 @@ from engine_adapter.proposers.draft_table import DraftTable
 from engine_adapter.proposers.staging import HostCopy
 from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
+from engine_adapter.vllm_engine.worker import step_drafts
 from engine_adapter.vllm_engine.worker.request_rows import RequestRows
 from engine_adapter.vllm_engine.worker.step_drafts import (
     LateStepDrafts,
+    StepDrafts,
     VerifiedStep,
     drafts_on_device,
     without_requests,
@@ -259,3 +261,22 @@ def test_rows_of_a_table_in_another_order_keep_theirs() -> None:
 def test_a_table_may_be_narrower_than_the_capacity() -> None:
     (row,) = DraftTable(torch.tensor([[4]])).rows()
     assert drafts_on_device([row], CAPACITY, torch.device("cpu")).tolist() == [[4]]
+
+
+def test_no_rank_verifies_drafts_that_another_one_lacks(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafts of the other rows stay."""
+    runner.drafts = {2: [1, 2], 0: [3]}
+    asked: list[list[str]] = []
+
+    def drop_unshared(request_ids: list[str]) -> list[str]:
+        asked.append(request_ids)
+        return ["a"]
+
+    runner.sampled_drafts = SimpleNamespace(drop_unshared=drop_unshared)  # type: ignore[attr-defined]
+    monkeypatch.setattr(step_drafts, "share_drafts", lambda drafts: drafts)
+    drafting = StepDrafts(runner, CAPACITY, has_ranks=True)
+    drafting.draft_after(verified())
+    assert asked == [["a", "b"]]
+    assert drafting.drafts == {"b": [3]}

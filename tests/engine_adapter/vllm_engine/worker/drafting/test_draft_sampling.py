@@ -13,6 +13,7 @@ from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.seam.errors import EngineConfigError
 from engine_adapter.vllm_engine.worker.constraints import RowConstraints
+from engine_adapter.vllm_engine.worker.drafting import draft_sampling
 from engine_adapter.vllm_engine.worker.drafting.draft_noise import DraftNoise
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import RowSampler, SampledDraftStore
 from engine_adapter.vllm_engine.worker.runner import RunnerHooks
@@ -125,6 +126,7 @@ class Runner:
         self.draft_noise = DraftNoise(self.sampler)
         self.input_batch = SimpleNamespace(
             req_ids=["free", "seeded", "greedy"],
+            req_id_to_index={"free": 0, "seeded": 1, "greedy": 2},
             temperature_cpu=np.array([1.0, 1.0, 0.0], np.float32),
             top_k_cpu=np.full(3, V, np.int32),
             top_p_cpu=np.ones(3, np.float32),
@@ -204,6 +206,36 @@ def test_drafts_of_a_request_that_is_not_in_this_step_stay_stored() -> None:
     assert not popped(store, [1])
     runner.input_batch.req_ids = everyone
     assert list(popped(store, [3, 3, 3])) == [0]
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_drafts_that_another_rank_lacks_are_verified_by_none(
+    is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank's drafts are known by the tokens before them."""
+    store, compared = filled(new_store(Runner())), []
+
+    def are_shared(values: list[int]) -> list[bool]:
+        compared.append(values)
+        return [is_shared, True, True]
+
+    monkeypatch.setattr(draft_sampling, "are_shared", are_shared)
+    ids = ["free", "seeded", "greedy"]
+    assert store.drop_unshared(ids) == ([] if is_shared else ["free"])
+    assert compared == [[10, -1, -1]]
+    assert bool(popped(store, [3, 3, 3])) is is_shared
+
+
+def test_where_no_row_samples_the_ranks_compare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def are_shared(values: list[int]) -> list[bool]:
+        raise AssertionError("no rank has sampled drafts")
+
+    monkeypatch.setattr(draft_sampling, "are_shared", are_shared)
+    runner = Runner()
+    assert new_store(runner).drop_unshared(["greedy", "ended"]) == []
+    config: Any = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="none"))
+    greedy = SampledDraftStore(runner, [GREEDY], RowConstraints(config, runner))
+    assert greedy.drop_unshared(["free", "seeded"]) == []
 
 
 def test_a_batch_gets_a_sampler_if_the_proposer_and_a_row_sample() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -44,6 +45,12 @@ async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[L
     proposers = [
         {**draft, "name": "whole", "draft_tensor_parallel_size": 1},
         {**draft, "name": "split"},
+        {
+            **draft,
+            "name": "sampled",
+            "draft_tensor_parallel_size": 1,
+            "draft_sampling": "probabilistic",
+        },
     ]
     config = json.loads((Path(TARGET) / "config.json").read_text())
     head = dflash2(config, target_layers=[1, 3]).write(tmp_path_factory.mktemp("head"))
@@ -79,20 +86,31 @@ async def test_a_switch_between_the_sizes_loses_nothing(
     assert second.counts("whole").accepted == second.counts("whole").drafted
 
 
-@pytest.mark.parametrize("name", proved_beyond(["split"], ["none", "whole", "split", "dflash2"]))
+@pytest.mark.parametrize(
+    "name", proved_beyond(["split"], ["none", "whole", "split", "sampled", "dflash2"])
+)
 async def test_the_ranks_sample_the_same_tokens_without_a_seed(
     two_ranks: Live, stock: Stock, prompts: list[Prompt], name: str
 ) -> None:
     """A rank that had read another token would change the log probabilities of all that follow."""
+    sampled, _ = await unseeded(two_ranks, prompts[11], name, 0 if name == "none" else 4)
+    await check_logprobs(stock, prompts[11], sampled)
+
+
+async def unseeded(live: Live, prompt: Prompt, name: str, k: int) -> tuple[list[Any], int]:
+    """The tokens of an unseeded answer with their log probabilities, and how many were drafted."""
     sampling = SamplingOptions(temperature=1.0, max_tokens=24, ignore_eos=True, logprobs=0)
-    spec = pinned(name, 0 if name == "none" else 4)
-    request = GenerationRequest(f"unseeded-{name}", prompts[11], sampling, spec)
-    sampled = [
-        entry.actual
-        async for delta in two_ranks.engine.generate(request)
-        for entry in delta.logprobs or ()
-    ]
-    want = await stock.logprobs(prompts[11], tuple(token.token_id for token in sampled))
+    request = GenerationRequest(f"unseeded-{name}", prompt, sampling, pinned(name, k))
+    sampled, drafted = [], 0
+    async for delta in live.engine.generate(request):
+        sampled += [entry.actual for entry in delta.logprobs or ()]
+        if delta.spec is not None:
+            drafted = sum(counts.drafted for counts in delta.spec.by_proposer.values())
+    return sampled, drafted
+
+
+async def check_logprobs(stock: Stock, prompt: Prompt, sampled: list[Any]) -> None:
+    want = await stock.logprobs(prompt, tuple(token.token_id for token in sampled))
     assert [token.logprob for token in sampled] == pytest.approx(want, abs=1e-3)
 
 
