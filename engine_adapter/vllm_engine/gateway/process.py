@@ -90,6 +90,8 @@ class EngineProcess:
         # vLLM starts it with the first request, and a death before that would go unnoticed.
         self._llm._run_output_handler()
         silence_engine_death()
+        # vLLM asks with the first request, whose client would read any failure of it.
+        await self._result_of(self._llm.get_supported_tasks())
         # A core that only replays, as that of `benchmarks.gateway`, has no process that could hang.
         for process in self._processes:
             tree = await ray_backend.tree_of(process.pid, self._config, self.collective_rpc)

@@ -89,3 +89,30 @@ async def test_the_watch_ends_with_the_process(monkeypatch: pytest.MonkeyPatch) 
     tree = Watched()
     await watch(watched_by(monkeypatch, EngineDead("it died")), tree)
     assert tree.kills == 0
+
+
+@pytest.mark.needs_vllm
+async def test_a_started_engine_knows_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM would ask for them with the first request, and a rank that dies then would fail it."""
+    asked: list[str] = []
+
+    async def get_supported_tasks() -> tuple[str, ...]:
+        asked.append("tasks")
+        return ("generate",)
+
+    process = watched_by(monkeypatch)
+    handler = asyncio.create_task(asyncio.sleep(60))
+    llm: Any = SimpleNamespace(
+        output_handler=handler,
+        _run_output_handler=lambda: None,
+        get_supported_tasks=get_supported_tasks,
+    )
+
+    async def load(pipe: Any) -> None:
+        process._llm = llm
+
+    monkeypatch.setattr(process, "_load_in_thread", load)
+    monkeypatch.setattr(EngineProcess, "_processes", ())
+    await process.start(lambda stage: None)
+    handler.cancel()
+    assert asked == ["tasks"]
