@@ -12,6 +12,7 @@ sample, so such a row is verified by exact match, and its text stays that of pla
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -183,8 +184,8 @@ class SampledDraftStore:
         self._thresholds: dict[str, float] = {}
         for spec in specs:
             self.add_proposer(spec)
-        # Request id -> the number of committed tokens before the drafts, and the drafts.
-        self._stored: dict[str, tuple[int, SampledDraft]] = {}
+        # Request id -> the proposer, the number of committed tokens before its drafts, the drafts.
+        self._stored: dict[str, tuple[str, int, SampledDraft]] = {}
 
     def add_proposer(self, spec: ProposerSpec) -> None:
         """Adds a proposer that was loaded later, or again under the same name."""
@@ -277,7 +278,7 @@ class SampledDraftStore:
             if probabilities is not None and len(probabilities):
                 tokens = on_device(drafts.tokens[i], probabilities.device)
                 draft = SampledDraft(tokens, probabilities, self._uses_block[name])
-                self._stored[batch.request_ids[i]] = int(batch.num_tokens[i]), draft
+                self._stored[batch.request_ids[i]] = name, int(batch.num_tokens[i]), draft
 
     def pop_for_verification(
         self,
@@ -300,7 +301,7 @@ class SampledDraftStore:
         popped = {}
         for row, request_id in enumerate(request_ids):
             if (stored := self._stored.pop(request_id, None)) is not None:
-                num_tokens, draft = stored
+                _, num_tokens, draft = stored
                 if num_tokens == lengths[row]:
                     popped[row] = draft.truncated(int(counts[row]) + 1)
         return popped
@@ -316,17 +317,25 @@ class SampledDraftStore:
         Returns:
             The requests whose drafts no rank may verify.
         """
+        if not self._uses_block:
+            return []  # no rank has any
         batch = self._runner.input_batch
         rows = [batch.req_id_to_index[id_] for id_ in request_ids if id_ in batch.req_id_to_index]
-        if not self._uses_block or not batch.temperature_cpu[rows].any():
-            return []  # no rank has any
-        lengths = [self._stored[id_][0] if id_ in self._stored else -1 for id_ in request_ids]
-        shared = are_shared(lengths)
+        if not batch.temperature_cpu[rows].any():
+            return []
+        shared = are_shared([self._number_of(id_) for id_ in request_ids])
         unshared = [
             id_ for id_, is_shared in zip(request_ids, shared, strict=True) if not is_shared
         ]
         self.forget(unshared)
         return unshared
+
+    def _number_of(self, request_id: str) -> int:
+        """What tells a request's newest drafts from others: their proposer and place; or -1."""
+        if (stored := self._stored.get(request_id)) is None:
+            return -1
+        name, num_tokens, _ = stored
+        return crc32(f"{name} {num_tokens}".encode())
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops the drafts of requests that ended or were preempted."""

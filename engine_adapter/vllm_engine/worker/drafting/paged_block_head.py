@@ -118,10 +118,11 @@ class PagedBlockHead(PagedHead):
             self._device, first_place[row] + depth, row * k.max() + depth
         )
         logits = self._place_logits(states[places])
-        if batch.sampling is not None or logits.is_sequential:
+        likeliest = logits.all_likeliest() if batch.sampling is None else None
+        if likeliest is None:
             return self._draw(batch, rows, logits, newest)
         table = table_index.new_zeros(len(rows), int(k.max()))
-        table.view(-1)[table_index] = logits.all_likeliest()
+        table.view(-1)[table_index] = likeliest
         return batch.select(rows).truncate(DraftTable(table).rows())
 
     @property

@@ -17,13 +17,11 @@ class PlaceLogits:
         logits: [T, V], of T places.
     """
 
-    is_sequential = False
-
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits
 
-    def all_likeliest(self) -> torch.Tensor:
-        """The likeliest token of each place, int64 [T]; only where none depends on a draft."""
+    def all_likeliest(self) -> torch.Tensor | None:
+        """The likeliest token of each place, int64 [T]; `None` where it depends on a draft."""
         return self._logits.argmax(dim=-1)
 
     def after(self, places: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
@@ -48,13 +46,15 @@ class MarkovLogits(PlaceLogits):
         add_bias: adds it to logits [N, V], in place, after tokens [N].
     """
 
-    is_sequential = True
-
     def __init__(
         self, logits: torch.Tensor, add_bias: Callable[[torch.Tensor, torch.Tensor], None]
     ) -> None:
         super().__init__(logits)
         self._add_bias = add_bias
+
+    def all_likeliest(self) -> torch.Tensor | None:
+        """See `PlaceLogits.all_likeliest`."""
+        return None
 
     def after(self, places: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """See `PlaceLogits.after`."""
@@ -77,8 +77,6 @@ class CandidateLogits(PlaceLogits):
         vocab_size: V, of the target.
     """
 
-    is_sequential = True
-
     def __init__(
         self,
         candidates: torch.Tensor,
@@ -90,6 +88,10 @@ class CandidateLogits(PlaceLogits):
         super().__init__(logits)
         self._candidates, self._vocab_size = candidates, vocab_size
         self._selector, self._projected = selector, selector.hidden_projection(states)
+
+    def all_likeliest(self) -> torch.Tensor | None:
+        """See `PlaceLogits.all_likeliest`."""
+        return None
 
     def _scores(
         self, places: torch.Tensor, previous: torch.Tensor

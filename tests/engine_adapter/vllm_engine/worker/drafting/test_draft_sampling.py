@@ -212,7 +212,7 @@ def test_drafts_of_a_request_that_is_not_in_this_step_stay_stored() -> None:
 def test_drafts_that_another_rank_lacks_are_verified_by_none(
     is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank's drafts are known by the tokens before them."""
+    """A rank's drafts are known by their proposer and the tokens before them."""
     store, compared = filled(new_store(Runner())), []
 
     def are_shared(values: list[int]) -> list[bool]:
@@ -222,8 +222,22 @@ def test_drafts_that_another_rank_lacks_are_verified_by_none(
     monkeypatch.setattr(draft_sampling, "are_shared", are_shared)
     ids = ["free", "seeded", "greedy"]
     assert store.drop_unshared(ids) == ([] if is_shared else ["free"])
-    assert compared == [[10, -1, -1]]
+    assert [number == -1 for number in compared[0]] == [False, True, True]
     assert bool(popped(store, [3, 3, 3])) is is_shared
+
+
+def test_the_drafts_of_another_proposer_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a cascade's next member, where the first failed on one rank."""
+    compared: list[list[int]] = []
+
+    def are_shared(values: list[int]) -> list[bool]:
+        compared.append(values)
+        return [True] * len(values)
+
+    monkeypatch.setattr(draft_sampling, "are_shared", are_shared)
+    for name in ("token", "block"):
+        filled(new_store(Runner()), name).drop_unshared(["free"])
+    assert compared[0] != compared[1]
 
 
 def test_where_no_row_samples_the_ranks_compare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,10 @@ def candidate_logits(head: Any, states: torch.Tensor) -> CandidateLogits:
 def test_plain_logits_depend_on_no_draft() -> None:
     table = torch.randn(PLACES, VOCAB)
     logits, places = PlaceLogits(table), torch.tensor([4, 1])
-    assert not logits.is_sequential
     assert torch.equal(logits.after(places, torch.tensor([0, 3])), table[places])
-    assert torch.equal(logits.all_likeliest(), table.argmax(dim=-1))
+    likeliest = logits.all_likeliest()
+    assert likeliest is not None
+    assert torch.equal(likeliest, table.argmax(dim=-1))
 
 
 def test_what_is_changed_is_a_copy() -> None:
@@ -67,7 +68,7 @@ def test_a_markov_head_adds_its_bias_after_the_token_before() -> None:
         logits[torch.arange(len(tokens)), tokens] += 5
 
     logits, previous = MarkovLogits(table, add_bias), torch.tensor([3, 8])
-    assert logits.is_sequential
+    assert logits.all_likeliest() is None
     assert torch.equal(logits.likeliest(torch.tensor([0, 1]), previous), previous)
 
 
@@ -97,26 +98,21 @@ def test_candidates_are_scored_after_the_draft_before_them() -> None:
 
 @torch.no_grad()
 def test_only_candidates_have_a_probability() -> None:
+    """Where none of them is allowed, another token can still be drawn."""
     model, states = head(seed=1)
-    ids, _ = model.candidates(states)
-    places = torch.arange(PLACES)
-    logits = candidate_logits(model, states).after(places, torch.zeros(PLACES, dtype=torch.int32))
+    candidates, _ = model.candidates(states)
+    newest = torch.zeros(PLACES, dtype=torch.int32)
+    logits = candidate_logits(model, states)
+    assert logits.all_likeliest() is None
+    table = logits.after(torch.arange(PLACES), newest)
     for temperature in (0.5, 1.0, 2.0):
-        probabilities = (logits / temperature).softmax(dim=-1)
+        probabilities = (table / temperature).softmax(dim=-1)
         assert ((probabilities > 0).sum(dim=-1) == CANDIDATES).all()
-        assert torch.allclose(probabilities.gather(1, ids).sum(dim=-1), torch.ones(PLACES))
-
-
-@torch.no_grad()
-def test_where_no_candidate_is_allowed_another_token_can_be_drawn() -> None:
-    model, states = head(seed=2)
-    ids, _ = model.candidates(states)
-    places = torch.arange(PLACES)
-    logits = candidate_logits(model, states).after(places, torch.zeros(PLACES, dtype=torch.int64))
-    banned = logits.scatter(1, ids, float("-inf"))
-    probabilities = banned.softmax(dim=-1)
+        sums = probabilities.gather(1, candidates).sum(dim=-1)
+        assert torch.allclose(sums, torch.ones(PLACES))
+    probabilities = table.scatter(1, candidates, float("-inf")).softmax(dim=-1)
     assert torch.isfinite(probabilities).all()
-    assert not probabilities.gather(1, ids).any()
+    assert not probabilities.gather(1, candidates).any()
 
 
 @pytest.mark.needs_vllm
