@@ -64,7 +64,7 @@ def as_speculators(
     config = heads.config
     inner = config.get("dflash_config", config)
     layer = {name: value for name, value in config.items() if name not in _OWN}
-    own = {name: inner[name] for name in (*_MARKOV, *_SELECTOR) if name in inner}
+    head_fields = {name: inner[name] for name in (*_MARKOV, *_SELECTOR) if name in inner}
     from_newest = method == "dspark" and config.get("sample_from_anchor", True)
     k = config["block_size"] - (not from_newest)
     fields: dict[str, Any] = {
@@ -86,10 +86,10 @@ def as_speculators(
         "target_hidden_size": None,
         "transformer_layer_config": layer,
     }
-    made = Heads(fields | own, dict(heads.tensors))
+    speculator = Heads(fields | head_fields, dict(heads.tensors))
     if not own_embedding:
-        made.tensors.pop("embed_tokens.weight", None)
-    return made
+        speculator.tensors.pop("embed_tokens.weight", None)
+    return speculator
 
 
 def move_into_layer(heads: Heads, field: str) -> None:

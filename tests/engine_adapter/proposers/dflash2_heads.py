@@ -32,7 +32,7 @@ def dflash2(
 
     Its convolutions and its selector decide about as many drafts as the rest of it.
     """
-    made = dflash(
+    head = dflash(
         config, target_layers=target_layers, layers=layers, block_size=block_size, seed=seed
     )
     generator = torch.Generator().manual_seed(4000 + seed)
@@ -46,20 +46,20 @@ def dflash2(
         "successor_codebook": normal(vocabulary, rank),
         "hidden_projection.weight": normal(rank, hidden) * hidden**-0.5,
     }
-    made.tensors |= {f"candidate_selector.{name}": tensor for name, tensor in selector.items()}
+    head.tensors |= {f"candidate_selector.{name}": tensor for name, tensor in selector.items()}
     for i in range(layers):
         for part in ("attention_conv", "mlp_conv"):
             projection = normal(2 * taps * hidden // group, hidden) * 0.5 * hidden**-0.5
-            made.tensors |= {
+            head.tensors |= {
                 f"layers.{i}.{part}.base_kernel": normal(2, taps, hidden) * taps**-0.5,
                 f"layers.{i}.{part}.kernel_projection.weight": projection,
             }
-    made.config["architectures"] = ["DFlash2DraftModel"]
-    made.config["dflash_config"] |= {
+    head.config["architectures"] = ["DFlash2DraftModel"]
+    head.config["dflash_config"] |= {
         "conv_kernel_size": taps,
         "conv_group_size": group,
         "selector_rank": rank,
         "selector_top_k": candidates,
         **SCALES,
     }
-    return made
+    return head

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tests.engine_adapter.proposers.heads import Heads
-from tests.engine_adapter.proposers.mtp_targets import BASE, saved
+from tests.engine_adapter.proposers.mtp_layout import BASE, saved
 
 VOCABULARY = 2048
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tests.engine_adapter.proposers.heads import Heads, Tensors
+from tests.engine_adapter.proposers.mtp_layout import LATENT_SIZES
 
 ZERO_EXPERTS, EXPERTS = 2, 4
 
@@ -21,14 +22,7 @@ FIELDS: dict[str, Any] = {
     "n_routed_experts": EXPERTS,
     "zero_expert_num": ZERO_EXPERTS,
     "routed_scaling_factor": 1.0,
-    # vLLM's kernels for CPUs have no other sizes of these two.
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "q_lora_rank": 48,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-    "head_dim": 64,
-    "num_key_value_heads": 2,
+    **LATENT_SIZES,
 }
 """Of the configuration, beside what all targets have."""
 
@@ -84,14 +78,14 @@ def for_transformers(target: Heads) -> Heads:
 
     vLLM refuses them.
     """
-    made = dict(target.tensors)
+    tensors = dict(target.tensors)
     for name, tensor in target.tensors.items():
         if ".experts.0." in name and "down_proj" not in name:
-            made |= {
+            tensors |= {
                 name.replace(".experts.0.", f".experts.{EXPERTS + i}."): torch.zeros_like(tensor)
                 for i in range(ZERO_EXPERTS)
             }
-    return Heads(target.config, made)
+    return Heads(target.config, tensors)
 
 
 def _is_of_zero_expert(name: str) -> bool:

@@ -9,13 +9,11 @@ from typing import Any
 import torch
 
 from tests.engine_adapter.proposers.heads import Heads, Tensors
+from tests.engine_adapter.proposers.mtp_layout import FROM_STATE, HIDDEN, MIX
 
-HIDDEN, _INNER, _EXPERT, _SIZE, _KV_HEADS, _EXPERTS = 64, 96, 32, 32, 2, 4
+_INNER, _EXPERT, _SIZE, _KV_HEADS, _EXPERTS = 96, 32, 32, 2, 4
 _FULL_HEADS, _WINDOW_HEADS = 4, 6
 _LAYERS = 2
-
-MIX, FROM_STATE = 0.1, 0.08
-"""As in `mtp_targets`: the next token is mostly a function of the newest one."""
 
 
 class _Weights:
@@ -82,14 +80,14 @@ def step3_5(*, vocabulary: int = 2048, layers: int = 1, seed: int = 0) -> Heads:
     }
     for _ in range(layers):
         from_state = weights.matrix(HIDDEN, HIDDEN, scale=FROM_STATE)
-        own = {
+        mtp_parts = {
             "enorm.weight": weights.norm(HIDDEN),
             "hnorm.weight": weights.norm(HIDDEN),
             "eh_proj.weight": torch.cat([torch.eye(HIDDEN), from_state], dim=1),
             "shared_head.norm.weight": weights.norm(HIDDEN),
             "shared_head.output.weight": tensors["lm_head.weight"].clone(),
         }
-        by_layer.append(weights.attention(_WINDOW_HEADS) | weights.mlp("mlp", _INNER) | own)
+        by_layer.append(weights.attention(_WINDOW_HEADS) | weights.mlp("mlp", _INNER) | mtp_parts)
     for i, in_layer in enumerate(by_layer):
         tensors |= {f"model.layers.{i}.{name}": tensor for name, tensor in in_layer.items()}
     return Heads(_config(vocabulary, layers), tensors)

@@ -12,7 +12,8 @@ from engine_adapter.seam.errors import EngineConfigError
 from tests.engine_adapter.proposers.gemma4_assistants import assistant, gemma4_target
 from tests.engine_adapter.proposers.heads import Heads
 from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
-from tests.engine_adapter.proposers.mtp_targets import HIDDEN, TARGETS, glm4_moe, mimo
+from tests.engine_adapter.proposers.mtp_layout import HIDDEN
+from tests.engine_adapter.proposers.mtp_targets import TARGETS, glm4_moe, mimo
 
 
 def check(target: Heads, folder: Path, k: int = 1) -> None:

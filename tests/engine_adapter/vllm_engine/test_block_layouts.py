@@ -49,15 +49,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SCALES:  # the format lacks these fields
         del heads["dflash2"].config["dflash_config"][name]
     root = tmp_path_factory.mktemp("heads")
-    for algorithm, made in heads.items():
-        head = made if algorithm == "dflash2" else with_fewer_tokens(made, DRAFTED)
+    for algorithm, whole_head in heads.items():
+        head = whole_head if algorithm == "dflash2" else with_fewer_tokens(whole_head, DRAFTED)
         head.tensors["embed_tokens.weight"] = embedding.clone()
         head.write(root / algorithm)
-        own = algorithm == "dflash"
-        same = as_speculators(
-            head, algorithm, own_embedding=own, causal_windows=algorithm != "dflash2"
+        speculator = as_speculators(
+            head,
+            algorithm,
+            own_embedding=algorithm == "dflash",
+            causal_windows=algorithm != "dflash2",
         )
-        same.write(root / f"{algorithm}-speculators")
+        speculator.write(root / f"{algorithm}-speculators")
     return root
 
 
@@ -86,8 +88,8 @@ def test_it_drafts_what_the_head_in_the_layout_of_its_authors_drafts(
     named, decided = f"{algorithm}-speculators", 0
     for prompt in (prompts[8], prompts[8][:12]):
         got, want, plain = (
-            engine.run([RecordedRequest(prompt, LENGTH, one)])
-            for one in (SpecMethod(named, K), SpecMethod(algorithm, K), PLAIN)
+            engine.run([RecordedRequest(prompt, LENGTH, method)])
+            for method in (SpecMethod(named, K), SpecMethod(algorithm, K), PLAIN)
         )
         assert got.outputs == want.outputs == plain.outputs
         drafts = got.of(0, named)

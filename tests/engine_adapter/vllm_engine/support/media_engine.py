@@ -275,7 +275,7 @@ def _heads_of_layers(fields: dict[str, Any], folder: Path) -> list[dict[str, Any
         fields: the configuration of a layer.
     """
     layers = [0, 1]
-    made = {
+    heads = {
         "eagle3": eagle3(fields, aux_layers=layers),
         "dflash": dflash(fields, target_layers=layers),
         "dflash2": dflash2(fields, target_layers=layers),
@@ -285,7 +285,7 @@ def _heads_of_layers(fields: dict[str, Any], folder: Path) -> list[dict[str, Any
     methods = {"dflash2": "dflash", "mlp": "mlp_speculator"}
     return [
         {"name": name, "method": methods.get(name, name), "model": head.write(folder / name)}
-        for name, head in made.items()
+        for name, head in heads.items()
     ]
 
 

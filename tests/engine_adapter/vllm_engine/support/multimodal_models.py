@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from demo import model_path
 from engine_adapter.seam.media import Modality
-from tests.engine_adapter.proposers.mtp_targets import Layout
+from tests.engine_adapter.proposers.mtp_layout import Layout
 from tests.engine_adapter.vllm_engine.architectures.small_models import LOUD, QUIET
 from tests.engine_adapter.vllm_engine.support.window_models import SMALL
 

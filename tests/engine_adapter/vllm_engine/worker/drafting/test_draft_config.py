@@ -100,13 +100,13 @@ def test_layers_without_a_window_are_not_causal_in_the_format_of_speculators(
     """`sliding_window_non_causal` is about those with a window, which are causal without it."""
     causality = import_module("vllm.model_executor.models.qwen3_dflash")
     config = json.loads((Path(TARGET) / "config.json").read_text())
-    made = {"dflash": dflash, "dspark": dspark}[kind](config, target_layers=[1, 3])  # type: ignore[operator]
-    made.config |= {
+    published = {"dflash": dflash, "dspark": dspark}[kind](config, target_layers=[1, 3])  # type: ignore[operator]
+    published.config |= {
         "layer_types": ["full_attention", "sliding_attention"],
         "sliding_window": 64,
         "use_sliding_window": True,
     }
-    head = as_speculators(made, kind)
+    head = as_speculators(published, kind)
     head.config["sliding_window_non_causal"] = non_causal
     if non_causal is None:
         del head.config["sliding_window_non_causal"]
