@@ -43,7 +43,7 @@ test: $(VENV)/.test $(VENV)/.prometheus  ## Runs the tests; ARGS="..." goes to p
 ENGINE_TESTS := tests/engine_adapter/vllm_engine
 NEWEST_TESTS := $(ENGINE_TESTS)/patches $(ENGINE_TESTS)/core $(addprefix $(ENGINE_TESTS)/, \
 	test_compat.py test_defects.py gateway/test_preflight_libraries.py gateway/test_parsing.py \
-	test_lossless.py test_switching.py test_structured_output.py)
+	worker/drafting/test_place_logits.py test_lossless.py test_switching.py test_structured_output.py)
 
 test-newest: $(NEWEST)/.made  ## Runs a part of the engine's tests on the newest supported vLLM.
 	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m "not prove" $(or $(ARGS),$(NEWEST_TESTS))

@@ -18,6 +18,7 @@ _IN_ARCHITECTURES: Mapping[str, str] = {
     "eagle": "eagle",
     "dflash": "dflash",
     "dspark": "dspark",
+    "xpress": "dflash",
     "medusa": "medusa",
     "mlpspeculator": "mlp_speculator",
     "mtp": "mtp",

@@ -4,12 +4,12 @@ Source: DFlash, arXiv 2602.06036. The hidden states of several target layers, co
 `fc`, are the context that the head's layers attend to. Its input is a block: the newest token, and
 a mask token for each draft. Attention inside the block is not causal; in layers with a window it
 usually is. Checkpoints: those of z-lab, `z-lab/*-DFlash*`, and those that the library `speculators`
-writes. Heads of DFlash2 are of this method, as in vLLM: see `dflash2`.
+writes. Heads of DFlash2 and XPress are of this method, as in vLLM: see `dflash2` and `xpress`.
 """
 
 from collections.abc import Sequence
 
-from engine_adapter.proposers import dflash2, draft_options
+from engine_adapter.proposers import dflash2, draft_options, xpress
 from engine_adapter.proposers.checkpoint import Checkpoint, Shape
 from engine_adapter.proposers.contract import (
     Capabilities,
@@ -33,7 +33,8 @@ _FEWER, _SINKS = "draft_vocab_size", "attention_sink_bias"
 
 
 def _check(spec: ProposerSpec, target: TargetSizes) -> None:
-    checkpoint = open_block_head(spec, (ARCHITECTURE, dflash2.ARCHITECTURE), target)
+    architectures = (ARCHITECTURE, dflash2.ARCHITECTURE, xpress.ARCHITECTURE)
+    checkpoint = open_block_head(spec, architectures, target)
     # In the format of `speculators` each is a field of its own.
     own_fields = checkpoint if CONFIG in checkpoint.config else checkpoint.part("dflash_config")
     num_combined = check_inputs(checkpoint, own_fields, target)
@@ -49,6 +50,8 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     needed = tensors(checkpoint, own_fields, target, num_combined)
     if checkpoint.config["architectures"] == [dflash2.ARCHITECTURE]:
         needed |= dflash2.check(checkpoint, own_fields, target, k)
+    if checkpoint.config["architectures"] == [xpress.ARCHITECTURE]:
+        needed |= xpress.check(checkpoint, target, k)
     checkpoint.check_tensors(needed)
 
 

@@ -229,6 +229,10 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "vllm.model_executor.models.qwen3_dflash2:CandidateSelector": (
         *("hidden_projection", "predecessor_codebook", "successor_codebook", "top_k"),
     ),
+    "vllm.model_executor.models.qwen3_xpress:XPressRefinerHead": (
+        *("hidden_cache", "in_proj", "mix_L", "mlp_down", "mlp_gate", "mlp_up", "rank", "topc"),
+        *("vocab_size", "w1", "w2"),
+    ),
 }
 """Class or module -> the attributes of it that Specgate reads or sets.
 
@@ -236,6 +240,9 @@ A key is a name of `compat.NAMES`, or "module:class" where Specgate only meets i
 attribute that a subclass or a mixin takes from `self` is here; of other objects, those that are
 internal.
 """
+
+SINCE = {"vllm.model_executor.models.qwen3_xpress:XPressRefinerHead": "0.33"}
+"""Key of `ATTRIBUTES` -> the first release that has the class."""
 
 PATCHES = {
     "admission.patch_admission": "AsyncLLM.input_processor.speculative_config",

@@ -1,8 +1,8 @@
 """Heads that draft blocks on a real engine: drafts as in plain PyTorch, and as without switches.
 
 The heads are random, so nearly every draft is rejected and every position is drafted from. Drafts
-of DFlash are also compared with stock vLLM's. It has DFlash2 and DSpark in its V2 model runner
-alone, which needs a GPU.
+of DFlash are also compared with stock vLLM's. It has the others in its V2 model runner alone, which
+needs a GPU; and XPress in 0.33 alone.
 """
 
 import json
@@ -15,9 +15,11 @@ import pytest
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.config import EngineConfig
 from engine_adapter.seam.types import PLAIN, SpecMethod
+from engine_adapter.vllm_engine import compat
 from tests.engine_adapter.proposers.dflash2_heads import dflash2
 from tests.engine_adapter.proposers.dflash_heads import dflash, with_sinks
 from tests.engine_adapter.proposers.dspark_heads import dspark
+from tests.engine_adapter.proposers.xpress_heads import xpress
 from tests.engine_adapter.vllm_engine.conftest import COMMON, CONTEXT, TARGET
 from tests.engine_adapter.vllm_engine.support.draft_comparisons import (
     more_than_fit,
@@ -32,7 +34,10 @@ from tests.engine_adapter.vllm_engine.support.stock_drafts import run_stock
 pytestmark = [pytest.mark.engine, pytest.mark.prove]
 
 K = 6
-DFLASH, DFLASH2, DSPARK = (SpecMethod(name, K) for name in ("dflash", "dflash2", "dspark"))
+DFLASH, DFLASH2, DSPARK, XPRESS = (
+    SpecMethod(name, K) for name in ("dflash", "dflash2", "dspark", "xpress")
+)
+KINDS = [DFLASH, DFLASH2, DSPARK]
 SINGLE = SpecMethod("single", K)
 NGRAM, CASCADE = SpecMethod("ngram", 4), SpecMethod("cascade", K)
 METHODS = {
@@ -47,17 +52,19 @@ METHODS = {
 }
 """Name of a head -> its method."""
 
+if not compat.is_before("0.33"):
+    METHODS |= {"xpress": "dflash", "unbounded": "dflash"}
+    KINDS += [XPRESS]
+
 WINDOW = 20
 """Of the layers that have one; shorter than the prompts."""
 
-SEQUENTIAL = {"dflash2", "dspark", "masked"}
-"""The heads whose drafts depend on the draft before."""
+SEQUENTIAL = {"dflash2", "dspark", "masked", "xpress", "unbounded"}
+"""The heads whose drafts depend on those before."""
 
 WITH_WINDOWS = {"dflash2", "mixed", "windows", "dspark"}
 
-each_kind = pytest.mark.parametrize(
-    "head", [DFLASH, DFLASH2, DSPARK], ids=lambda head: head.proposer
-)
+each_kind = pytest.mark.parametrize("head", KINDS, ids=lambda head: head.proposer)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +72,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Heads of two layers that combine three of the target's, and such of a single layer.
 
     The first draft of `dspark` comes from the newest token, that of `masked` from a mask. In layers
-    with a window, blocks are causal, but in those of `windows`, which also has sinks.
+    with a window, blocks are causal, but in those of `windows`, which also has sinks. XPress heads
+    score a few tokens of a place, and `unbounded` all of them.
     """
     config = json.loads((Path(TARGET) / "config.json").read_text())
     heads = {
@@ -80,6 +88,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             config, target_layers=[0, 4], layers=1, block_size=K + 1, from_newest=False, seed=3
         ),
     }
+    heads["xpress"] = xpress(config, target_layers=[1, 3, 4], block_size=K + 1, seed=8)
+    heads["unbounded"] = xpress(
+        config, target_layers=[0, 4], layers=1, block_size=K + 3, candidates=0, seed=9
+    )
     window = {"sliding_window": WINDOW, "use_sliding_window": True}
     mixed = {"layer_types": ["sliding_attention", "full_attention"], **window}
     heads["mixed"].config |= mixed
@@ -106,7 +118,7 @@ def engine(folders: dict[str, Path]) -> Iterator[RecordedEngine]:
     heads += [
         {**fields, "name": f"{fields['name']}-sampled", "draft_sampling": "probabilistic"}
         for fields in heads
-        if fields["name"] in (DFLASH.proposer, DFLASH2.proposer, DSPARK.proposer)
+        if fields["name"] in [head.proposer for head in KINDS]
     ]
     cascade = {"name": "cascade", "members": ["ngram", "dspark"]}
     arguments = {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 320, "max_num_seqs": 16}
@@ -252,18 +264,20 @@ def test_drafts_at_the_end_of_the_context_have_fewer_masks(
     assert all(drafted <= left for left, drafted in lengths.items())
 
 
-def test_a_head_with_convolutions_drafts_whole_blocks_only(
-    engine: RecordedEngine, prompts: list[Prompt]
+@pytest.mark.parametrize("head", [head for head in KINDS if head in (DFLASH2, XPRESS)])
+def test_a_head_that_needs_whole_blocks_drafts_nothing_else(
+    engine: RecordedEngine, prompts: list[Prompt], head: SpecMethod
 ) -> None:
     """The longer prompt reaches the end of the context, and the other one is drafted for beside it.
 
     A convolution takes the rows of a pass for blocks of K + 1 tokens.
     """
     long_prompt = (prompts[16] + prompts[17])[: CONTEXT - 20]
-    want = never_switched(engine, [prompts[8]], DFLASH2, 30)
-    got = engine.run([RecordedRequest(prompt, 20, DFLASH2) for prompt in (long_prompt, prompts[8])])
-    lengths = {CONTEXT - count: len(drafts) for count, drafts in got.of(0, "dflash2").items()}
+    want = never_switched(engine, [prompts[8]], head, 30)
+    got = engine.run([RecordedRequest(prompt, 20, head) for prompt in (long_prompt, prompts[8])])
+    name = head.proposer
+    lengths = {CONTEXT - count: len(drafts) for count, drafts in got.of(0, name).items()}
     assert min(left for left, drafted in lengths.items() if drafted) == K
-    beside = got.of(1, "dflash2")
-    assert {count: want.of(0, "dflash2")[count][: len(beside[count])] for count in beside} == beside
+    beside = got.of(1, name)
+    assert {count: want.of(0, name)[count][: len(beside[count])] for count in beside} == beside
     assert len(beside) >= 15

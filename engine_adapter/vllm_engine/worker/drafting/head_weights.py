@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from engine_adapter.proposers import dflash2, dspark
+from engine_adapter.proposers import dspark
 from engine_adapter.proposers.checkpoint import Checkpoint
 from engine_adapter.proposers.contract import ProposerSpec
 from engine_adapter.proposers.eagle import FC_BIAS
@@ -177,7 +177,8 @@ class LoadedBlockHead(_Head):
     Attributes:
         has_markov_head: whether it is a DSpark head, which adds to a draft's logits what follows
             from the draft before it.
-        has_candidates: whether it is a DFlash2 head, whose selector scores candidates.
+        selector: vLLM's module that scores candidates in a DFlash2 head, or `None`.
+        refiner: vLLM's module that scores them in an XPress head, or `None`.
         first_draft: the place in a block that the first draft is read from. At 0 stands the newest
             token, at 1 the first mask.
         mask_token: the token of a mask.
@@ -188,7 +189,6 @@ class LoadedBlockHead(_Head):
         head = self.draft_model_config.hf_config
         within = getattr(head, "dflash_config", None) or {}
         self.has_markov_head = spec.method == dspark.METHOD.name
-        self.has_candidates = head.architectures == [dflash2.ARCHITECTURE]
         self.first_draft = 0 if self.has_markov_head and dspark.from_newest(vars(head)) else 1
         self.mask_token: int = (vars(head) | within)["mask_token_id"]
         self.reads_aux_layers = within.get("use_aux_hidden_state", True)
@@ -207,8 +207,27 @@ class LoadedBlockHead(_Head):
         names = self.model.get_draft_kv_cache_layer_names()
         # Inside a block.
         self._is_causal = dict(zip(names, self.model.get_draft_attn_causal(), strict=True))
+        self.selector = getattr(self.model.model, "candidate_selector", None)
+        self.refiner = getattr(self.model.model, "xpress_head", None)
         if self.device.type == "cpu":
             patch_context_norms(self.model.model)
+
+    @property
+    def needs_whole_blocks(self) -> bool:
+        """Whether a draft depends on the size of its block beyond attention.
+
+        The convolutions of DFlash2 count the places from the first block on; XPress reads the mean
+        of a block's states.
+        """
+        return self.selector is not None or self.refiner is not None
+
+    @property
+    def num_candidates(self) -> int:
+        """The tokens of a place that a DFlash2 or XPress head scores; 0 if these are all."""
+        if self.selector is not None:
+            return int(self.selector.top_k)
+        assert self.refiner is not None
+        return min(self.refiner.topc, self.refiner.vocab_size)
 
     @cached_property
     def _drafted(self) -> torch.Tensor | None:
@@ -218,11 +237,14 @@ class LoadedBlockHead(_Head):
             return None
         return torch.arange(len(id_offsets), device=id_offsets.device) + id_offsets
 
-    def add_bias(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Adds to logits what a sequential head adds after the tokens before them.
+    def add_markov_bias(
+        self, logits: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor
+    ) -> None:
+        """Adds to logits what a DSpark head adds after the tokens before them, at any place.
 
         Args:
             logits: [N, V], changed in place. Of a head that drafts fewer tokens only these change.
+            places: [N]; the bias does not depend on them.
             tokens: [N].
         """
         bias: torch.Tensor = self.model.markov_bias(self.model.markov_embed(tokens))
@@ -237,12 +259,14 @@ class LoadedBlockHead(_Head):
         Returns:
             int64 [T, K], the likeliest tokens; float32 [T, K], their logits.
         """
-        if self.device.type != "cpu":
+        if self.selector is not None and self.device.type != "cpu":
             likeliest: tuple[torch.Tensor, torch.Tensor] = self.model.compute_candidates(states)
             return likeliest
+        values, tokens = self.model.compute_logits(states).float().topk(self.num_candidates)
+        if self.selector is None:
+            return tokens, values
         # vLLM's ranks on a CPU cannot exchange token ids, which are int64; they can logits.
-        processor, logits = self.model.candidate_logits_processor, self.model.compute_logits(states)
-        values, tokens = logits.float().topk(self.model.model.candidate_selector.top_k)
+        processor = self.model.candidate_logits_processor
         values *= processor.scale
         if processor.soft_cap is not None:
             values = torch.tanh(values / processor.soft_cap) * processor.soft_cap

@@ -6,7 +6,7 @@ The head's KV of a committed position is a projection of the target's hidden sta
 not depend on later tokens: it is valid for every row that shares the position, and catch-up only
 projects stored states. A pass reads a block: the newest token and mask tokens, whose attention is
 not causal in layers without a window. Each mask gives a draft; in a DSpark head the newest token
-gives the first one. The drafts of DSpark and DFlash2 heads depend on the draft before: see
+gives the first one. The drafts of DSpark, DFlash2 and XPress heads depend on those before: see
 `place_logits`. The KV that the pass writes is never reused.
 """
 
@@ -27,9 +27,13 @@ from engine_adapter.vllm_engine.worker.drafting.kv_ledger import DraftKVLedger
 from engine_adapter.vllm_engine.worker.drafting.paged_head import Bools, PagedHead
 from engine_adapter.vllm_engine.worker.drafting.paged_model import PagedDraftModel
 from engine_adapter.vllm_engine.worker.drafting.place_logits import (
+    BiasedLogits,
     CandidateLogits,
-    MarkovLogits,
+    Latents,
     PlaceLogits,
+    RefinerLatents,
+    SelectorLatents,
+    product_bias,
 )
 
 
@@ -66,8 +70,7 @@ class PagedBlockHead(PagedHead):
         caught_up = int(np.maximum(np.minimum(batch.num_computed, stop) - missing, 0).sum())
         drafts = DraftCollector(len(batch.rows))
         drafts_here = batch.k > 0
-        if self._loaded.has_candidates:
-            # Its convolutions count the places of a block from the first row on.
+        if self._loaded.needs_whole_blocks:
             drafts_here &= stop + self._block <= self._context
         drafting = np.flatnonzero(drafts_here)
         together = max(self._max_num_tokens // self._block, 1)
@@ -97,7 +100,7 @@ class PagedBlockHead(PagedHead):
         """One pass over the blocks of some rows; the drafts of these rows.
 
         Every row has all masks, also with a smaller k: a draft depends on how many there are. There
-        are fewer only where the context ends; a head with candidates drafts nothing there.
+        are fewer only where the context ends; a head that needs whole blocks drafts nothing there.
 
         Args:
             rows: [N], indices into the batch.
@@ -117,7 +120,7 @@ class PagedBlockHead(PagedHead):
         places, table_index = to_device(
             self._device, first_place[row] + depth, row * k.max() + depth
         )
-        logits = self._place_logits(states[places])
+        logits = self._place_logits(states, places, newest)
         likeliest = logits.all_likeliest() if batch.sampling is None else None
         if likeliest is None:
             return self._draw(batch, rows, logits, newest)
@@ -130,15 +133,30 @@ class PagedBlockHead(PagedHead):
         """The positions of a row, of the target and of the head."""
         return min(self._runner.max_model_len, self.max_model_len)
 
-    def _place_logits(self, states: torch.Tensor) -> PlaceLogits:
-        """The logits of places whose hidden states are [T, H]."""
-        if self._loaded.has_candidates:
-            candidates, logits = self._loaded.candidates(states)
-            selector = self._loaded.model.model.candidate_selector
-            return CandidateLogits(candidates, logits, states, selector, self._vocab_size)
-        if self._loaded.has_markov_head:
-            return MarkovLogits(self.logits(states), self._loaded.add_bias)
-        return PlaceLogits(self.logits(states))
+    def _place_logits(
+        self, block_states: torch.Tensor, places: torch.Tensor, newest: torch.Tensor
+    ) -> PlaceLogits:
+        """The logits of the places that give drafts.
+
+        Args:
+            block_states: [at least all tokens of the N blocks, H].
+            places: int64 [T], where they are among these.
+            newest: int [N], the token with which each block begins.
+        """
+        loaded, states = self._loaded, block_states[places]
+        if loaded.has_markov_head:
+            return BiasedLogits(self.logits(states), loaded.add_markov_bias)
+        latents: Latents
+        if (selector := loaded.selector) is not None:
+            latents, readout = SelectorLatents(selector, states), selector.successor_codebook
+        elif (refiner := loaded.refiner) is not None:
+            blocks = block_states[: len(newest) * self._block].view(len(newest), self._block, -1)
+            latents, readout = RefinerLatents(refiner, blocks, newest, places), refiner.w2.weight
+        else:
+            return PlaceLogits(self.logits(states))
+        if not loaded.num_candidates:
+            return BiasedLogits(self.logits(states), product_bias(latents, readout))
+        return CandidateLogits(*loaded.candidates(states), latents, readout)
 
     def _draw(
         self, batch: DraftBatch, rows: Ints, logits: PlaceLogits, newest: torch.Tensor

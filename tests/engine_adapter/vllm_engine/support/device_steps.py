@@ -106,13 +106,14 @@ class DeviceLoaded(ToyLoaded):
         self.input_ids = torch.zeros(BUDGET, dtype=torch.int32, device=device)
         self.positions = torch.zeros(BUDGET, dtype=torch.int64, device=device)
         self.hidden_states = torch.zeros(BUDGET, HIDDEN, device=device)
-        self.has_candidates = (spec.model or "").endswith("/candidates")
         model = DeviceModel()
-        model.model.candidate_selector = SimpleNamespace(
-            hidden_projection=lambda states: states,
-            predecessor_codebook=model.embedding,
-            successor_codebook=model.output,
-        )
+        if (spec.model or "").endswith("/candidates"):
+            self.selector = SimpleNamespace(
+                hidden_projection=lambda states: states,
+                predecessor_codebook=model.embedding,
+                successor_codebook=model.output,
+            )
+            self.needs_whole_blocks, self.num_candidates = True, K
         self.candidates = model.compute_candidates
         self.model = model  # type: ignore[assignment]
 

@@ -1,7 +1,7 @@
 """A head that drafts blocks, in plain PyTorch from published code: no KV cache, no batch.
 
 Sources: arXiv 2602.06036 (DFlash), github.com/z-lab/dflash (DFlash, DFlash2),
-github.com/deepseek-ai/DeepSpec (DSpark).
+github.com/deepseek-ai/DeepSpec (DSpark), arXiv 2608.02438 (XPress).
 """
 
 import json
@@ -16,14 +16,14 @@ from transformers import AutoModelForCausalLM
 
 
 class PlainBlockHead:
-    """A DFlash, DFlash2 or DSpark head on a Llama target; each block is computed from the start.
+    """A DFlash, DFlash2, DSpark or XPress head on a Llama target; each block is computed alone.
 
     Args:
         target: the folder of the target.
         head: the folder of the head.
         k: drafts in a block.
-        sequential: whether a draft depends on the one before it: by the Markov head of a DSpark
-            head, or the selector of a DFlash2 head.
+        sequential: whether a draft depends on those before it: by the Markov head of a DSpark
+            head, the selector of a DFlash2 head, or the refiner of an XPress head.
         causal: whether a token of a block sees those before it only, in all layers.
         windows: whether layers with a sliding window see that alone.
     """
@@ -90,7 +90,10 @@ class PlainBlockHead:
             logits = cap * torch.tanh(logits / cap)
         drafts: list[int] = []
         for state, row in zip(states, logits, strict=True):
-            if self._is_sequential:
+            if self._is_sequential and "xpress_head" in self._names:
+                block = self._norm(x, "norm")
+                row = row + self._refined([tokens[-1], tokens[-1], *drafts], block, row)
+            elif self._is_sequential:
                 row = row + self._bias([*tokens, *drafts][-1], state, row)
             best = int(row.argmax())
             drafts.append(best + int(self._w["d2t"][best]) if "d2t" in self._w else best)
@@ -109,6 +112,34 @@ class PlainBlockHead:
         candidates = logits.topk(self._config["dflash_config"]["selector_top_k"]).indices
         bias[candidates] = self._w[f"{selector}.successor_codebook"][candidates] @ weights
         return bias
+
+    def _refined(
+        self, previous: Sequence[int], block: torch.Tensor, logits: torch.Tensor
+    ) -> torch.Tensor:
+        """What the refiner of an XPress head adds to the logits [V] of a place.
+
+        Args:
+            previous: the token before each place up to this one.
+            block: [B, H], the hidden states of the block.
+        """
+        count, head = len(previous), "xpress_head"
+        tokens = self._w[f"{head}.w1"][list(previous)]
+        means = block.mean(dim=0).expand(count, -1)
+        states = self._linear(block[:count], f"{head}.down_h")
+        joined = torch.cat([states, self._linear(means, f"{head}.down_g"), tokens], dim=-1)
+        inputs = self._linear(joined, f"{head}.in_proj")
+        mixed = inputs[-1] + sum(
+            self._w[f"{head}.mix.L"][:, count - 1, j] * inputs[j] for j in range(count)
+        )
+        gate, up = (self._linear(mixed, f"{head}.mlp.{part}_proj") for part in ("gate", "up"))
+        latent = mixed + self._linear(silu(gate) * up, f"{head}.mlp.down_proj")
+        bias = self._linear(latent, f"{head}.w2")
+        if not (num_candidates := self._config["xpress_topc"]):
+            return bias
+        only = torch.full_like(logits, float("-inf"))
+        candidates = logits.topk(num_candidates).indices
+        only[candidates] = bias[candidates]
+        return only
 
     def _mixed(
         self, x: torch.Tensor, part: str, taps: torch.Tensor | None = None

@@ -277,7 +277,9 @@ class ToyLoaded:
     hidden_size = 1
     dtype = torch.float64
     mask_token = MASK_TOKEN
-    has_candidates = False
+    needs_whole_blocks = False
+    selector: Any = None
+    refiner = None
 
     def __init__(self, world: Any, spec: Any, vllm_config: Any, device: Any) -> None:
         self.max_num_tokens = world.budget
@@ -317,7 +319,7 @@ class ToyLoaded:
         """It has one layer in each group."""
         return [slots[gid] for gid in self.kv_cache_gids]
 
-    def add_bias(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+    def add_markov_bias(self, logits: torch.Tensor, _: Any, tokens: torch.Tensor) -> None:
         """Adds enough for the token of `after`; nothing where there is none."""
         following = torch.nn.functional.one_hot((7 * tokens.long() + 2) % VOCAB, self._vocabulary)
         logits += following * torch.where(tokens % 3 == 0, 100.0, 0.0)[:, None]

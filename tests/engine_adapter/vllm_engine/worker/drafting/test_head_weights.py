@@ -26,7 +26,7 @@ def head() -> Any:
 
 def test_a_bias_for_the_whole_vocabulary_stays_as_it_is(head: Any) -> None:
     logits = torch.full((2, 3), 10.0)
-    head.add_bias(logits, torch.tensor([0, 5]))
+    head.add_markov_bias(logits, torch.tensor([3, 1]), torch.tensor([0, 5]))
     assert logits.tolist() == [[11, 12, 13], [16, 17, 18]]
 
 
@@ -36,7 +36,7 @@ def test_a_head_with_fewer_tokens_has_a_bias_for_these_only(head: Any) -> None:
     none = float("-inf")
     for _ in range(2):
         logits = torch.tensor([[none, 10.0, 10.0, none, none, 10.0]] * 2)
-        head.add_bias(logits, torch.tensor([0, 5]))
+        head.add_markov_bias(logits, torch.tensor([3, 1]), torch.tensor([0, 5]))
         assert logits.tolist() == [
             [none, 11, 12, none, none, 13],
             [none, 16, 17, none, none, 18],

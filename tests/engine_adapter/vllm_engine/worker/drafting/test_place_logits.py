@@ -1,15 +1,22 @@
 """The logits of a block's places: plain ones, and those that depend on the draft before."""
 
+from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import silu
 
+from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.place_logits import (
+    BiasedLogits,
     CandidateLogits,
-    MarkovLogits,
     PlaceLogits,
+    RefinerLatents,
+    SelectorLatents,
+    product_bias,
 )
 
 VOCAB, RANK, HIDDEN, PLACES, CANDIDATES = 11, 3, 4, 5, 4
@@ -38,7 +45,8 @@ def head(seed: int = 0) -> tuple[Any, torch.Tensor]:
 def candidate_logits(head: Any, states: torch.Tensor) -> CandidateLogits:
     """The logits of the states' places."""
     candidates, logits = head.candidates(states)
-    return CandidateLogits(candidates, logits, states, head.selector, VOCAB)
+    latents = SelectorLatents(head.selector, states)
+    return CandidateLogits(candidates, logits, latents, head.selector.successor_codebook)
 
 
 def test_plain_logits_depend_on_no_draft() -> None:
@@ -53,23 +61,31 @@ def test_plain_logits_depend_on_no_draft() -> None:
 def test_what_is_changed_is_a_copy() -> None:
     table = torch.zeros(PLACES, VOCAB)
 
-    def add_bias(logits: torch.Tensor, _: torch.Tensor) -> None:
+    def add_bias(logits: torch.Tensor, _: torch.Tensor, __: torch.Tensor) -> None:
         logits += 1
 
-    for logits in (PlaceLogits(table), MarkovLogits(table, add_bias)):
+    for logits in (PlaceLogits(table), BiasedLogits(table, add_bias)):
         logits.after(torch.tensor([0]), torch.tensor([0])).fill_(9)
         assert not table.any()
 
 
-def test_a_markov_head_adds_its_bias_after_the_token_before() -> None:
-    table = torch.zeros(PLACES, VOCAB)
-
-    def add_bias(logits: torch.Tensor, tokens: torch.Tensor) -> None:
+def test_a_bias_depends_on_the_token_before_and_on_the_place() -> None:
+    def add_bias(logits: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor) -> None:
         logits[torch.arange(len(tokens)), tokens] += 5
+        logits[torch.arange(len(tokens)), places] += 9 * (places == 1)
 
-    logits, previous = MarkovLogits(table, add_bias), torch.tensor([3, 8])
+    logits, previous = BiasedLogits(torch.zeros(PLACES, VOCAB), add_bias), torch.tensor([3, 8])
     assert logits.all_likeliest() is None
-    assert torch.equal(logits.likeliest(torch.tensor([0, 1]), previous), previous)
+    assert torch.equal(logits.likeliest(torch.tensor([0, 2]), previous), previous)
+    assert torch.equal(logits.likeliest(torch.tensor([0, 1]), previous), torch.tensor([3, 1]))
+
+
+def test_the_bias_of_all_tokens_is_the_product_of_latents_and_their_rows() -> None:
+    readout, latents = torch.randn(VOCAB, RANK), torch.randn(PLACES, RANK)
+    table, places = torch.randn(PLACES, VOCAB), torch.tensor([3, 0])
+    add = product_bias(lambda places, _: latents[places], readout)
+    result = BiasedLogits(table, add).after(places, torch.tensor([1, 1]))
+    assert torch.allclose(result, table[places] + latents[places] @ readout.T, atol=1e-6)
 
 
 @torch.no_grad()
@@ -138,3 +154,86 @@ def test_the_scores_are_those_of_vllm() -> None:
         previous = torch.cat([newest, ids[:-1, before]])
         result = logits.after(places, previous).gather(1, ids)
         assert torch.allclose(result, edges[places, before], atol=1e-5)
+
+
+# -- the refiner of an XPress head -------------------------------------------------------------
+
+BLOCKS, BLOCK, INNER = 3, PLACES, 7
+
+
+class Refiner(torch.nn.Module):
+    """The modules of vLLM's, which 0.33 has; random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        linear = partial(torch.nn.Linear, bias=False)
+        self.rank = RANK
+        self.w1 = torch.nn.Embedding(VOCAB, RANK)
+        self.down_h, self.down_g = linear(HIDDEN, RANK), linear(HIDDEN, RANK)
+        self.in_proj = linear(3 * RANK, RANK)
+        self.mix_L = torch.nn.Parameter(torch.eye(BLOCK) + torch.randn(RANK, BLOCK, BLOCK).tril())
+        self.mlp_gate, self.mlp_up = linear(RANK, INNER), linear(RANK, INNER)
+        self.mlp_down, self.w2 = linear(INNER, RANK), linear(RANK, VOCAB)
+
+    def hidden_cache(self, states: torch.Tensor) -> torch.Tensor:
+        mean = states.mean(dim=1, keepdim=True).expand_as(states)
+        return torch.cat([self.down_h(states), self.down_g(mean)], dim=-1)
+
+    def passed(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """The latents of all places, [N, B, R], after the tokens [N, B] before them; one pass."""
+        x = self.in_proj(torch.cat([self.hidden_cache(states), self.w1(previous)], dim=-1))
+        size = states.shape[1]
+        x = torch.einsum("rij,njr->nir", self.mix_L[:, :size, :size], x)
+        latents: torch.Tensor = x + self.mlp_down(silu(self.mlp_gate(x)) * self.mlp_up(x))
+        return latents
+
+
+@pytest.mark.parametrize("size", [BLOCK, BLOCK - 2])
+@torch.no_grad()
+def test_drafts_place_by_place_are_those_on_which_passes_over_the_block_settle(size: int) -> None:
+    """A published head drafts by such passes; after B of them, nothing changes any more.
+
+    The second block has fewer drafts, and a block may have fewer places than the mixer.
+    """
+    torch.manual_seed(5)
+    refiner, states = Refiner(), torch.randn(BLOCKS, size, HIDDEN)
+    base, newest = torch.randn(BLOCKS, size, VOCAB), torch.tensor([1, 6, 9], dtype=torch.int32)
+    block = torch.cat([newest[:, None].long(), base[:, 1:].argmax(dim=-1)], dim=1)
+    first_pass, settled = block, False
+    for _ in range(size):
+        previous = torch.cat([block[:, :1], block[:, :-1]], dim=1)
+        refined = base + refiner.w2(refiner.passed(states, previous))
+        after = torch.cat([block[:, :1], refined[:, 1:].argmax(dim=-1)], dim=1)
+        settled, block = torch.equal(after, block), after
+    assert settled
+    assert not torch.equal(block, first_pass)
+
+    k = [size - 1, 1, size - 1]
+    places = torch.tensor(
+        [i * size + 1 + depth for i, most in enumerate(k) for depth in range(most)]
+    )
+    latents = RefinerLatents(refiner, states, newest, places)
+    logits = BiasedLogits(base.flatten(0, 1)[places], product_bias(latents, refiner.w2.weight))
+    first = [0, k[0], k[0] + k[1]]
+    previous_drafts = newest.clone().long()
+    for depth in range(size - 1):
+        rows = [i for i in range(BLOCKS) if k[i] > depth]
+        index = torch.tensor([first[i] + depth for i in rows])
+        drafts = logits.likeliest(index, previous_drafts[rows])
+        assert torch.equal(drafts, block[rows, depth + 1])
+        previous_drafts[rows] = drafts
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.skipif(compat.is_before("0.33"), reason="vLLM 0.32 has no XPress heads")
+@torch.no_grad()
+def test_the_refiner_is_that_of_vllm() -> None:
+    """One pass of vLLM's module gives what the module of these tests does."""
+    heads = import_module("vllm.model_executor.models.qwen3_xpress")
+    torch.manual_seed(6)
+    refiner = Refiner()
+    theirs = heads.XPressRefinerHead(VOCAB, HIDDEN, BLOCK, rank=RANK, mlp_hidden=INNER)
+    theirs.load_state_dict(refiner.state_dict())
+    states, previous = torch.randn(BLOCKS, BLOCK, HIDDEN), torch.randint(VOCAB, (BLOCKS, BLOCK))
+    want = theirs.refine_bias(previous, theirs.hidden_cache(states))
+    assert torch.allclose(refiner.w2(refiner.passed(states, previous)), want, atol=1e-5)
