@@ -4,11 +4,16 @@ Source: DeepSeek-V3, arXiv 2412.19437, section 2.2. From the target's hidden sta
 the embedding of the next token, a decoder layer predicts the token after it; embeddings and output
 layer are the target's. It runs like an EAGLE head: for later drafts it reads the states that it
 predicted itself. A checkpoint of its own is a copy of the layer, or an assistant of Gemma 4.
+
+The layers of targets that are not in `FAMILIES` are vLLM's alone to check, as it loads them. Drafts
+decide nothing about a text, so they are served, with a warning.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import structlog
 
 from engine_adapter.proposers import draft_options, gemma4_assistant
 from engine_adapter.proposers.checkpoint import MAX_PARTS, Checkpoint, CheckpointError, Shape
@@ -21,8 +26,13 @@ from engine_adapter.proposers.contract import (
     TargetSizes,
 )
 
+log = structlog.get_logger(__name__)
+
 NUM_LAYERS = "num_nextn_predict_layers"
 """The field of most targets' configurations with the number of their MTP layers."""
+
+_QWENS = "mtp_num_hidden_layers"
+"""The field of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +40,9 @@ class Family:
     """Where targets of one architecture keep their MTP layers.
 
     Attributes:
-        projection: the name of the matrix [H, 2H] over embedding and state. In names, `{i}` is the
-            layer's index among the MTP layers, `{n}` its index among all layers.
+        projection: the name of the matrix [H, 2H] over embedding and state; "" if the tensors are
+            not known. In names, `{i}` is the layer's index among the MTP layers, `{n}` its index
+            among all layers.
         norms: the names of its vectors [H].
         field: the field of the configuration with the number of layers; `None` if vLLM always runs
             `default` layers.
@@ -71,7 +82,7 @@ _FOLLOWING = _family("eh_proj", "model.layers.{n}", "enorm", "hnorm", "shared_he
 _IN_COMMON = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
 """The norms of targets whose MTP layers have the matrix and the norms in common."""
 
-_QWEN3_5 = _family("fc", "mtp", *_IN_COMMON, field="mtp_num_hidden_layers")
+_QWEN3_5 = _family("fc", "mtp", *_IN_COMMON, field=_QWENS)
 
 # Published checkpoints have three layers, of which vLLM runs the first.
 _MIMO_V2 = _family(
@@ -127,8 +138,8 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
     if _is_assistant(checkpoint):
         gemma4_assistant.check(checkpoint, target)
         return
-    family = _family_of(checkpoint)
     text_part = checkpoint.text_part()
+    family = _family_of(checkpoint, text_part)
     layers = family.num_layers(text_part)
     if not layers:
         raise text_part.field_error(
@@ -140,6 +151,15 @@ def _check(spec: ProposerSpec, target: TargetSizes) -> None:
             f"multiple of it; it is {k}",
             "num_speculative_tokens",
         )
+    if not family.projection:
+        log.warning(
+            "mtp_layers_not_compared",
+            model=model,
+            architecture=checkpoint.config.get("architectures"),
+            meaning="drafts of the MTP layers of this architecture were not compared with those "
+            "of stock vLLM; the texts do not depend on them",
+        )
+        return
     follows = "{n}" in family.projection
     num_target_layers = text_part.integer("num_hidden_layers") if follows else 0
     needed: dict[str, Shape] = {}
@@ -163,19 +183,15 @@ def _create(spec: ProposerSpec, host: DraftHost) -> Proposer:
     return host.draft_head(spec)
 
 
-def _family_of(checkpoint: Checkpoint) -> Family:
+def _family_of(checkpoint: Checkpoint, text_part: Checkpoint) -> Family:
     architectures = checkpoint.config.get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if name in FAMILIES:
         return FAMILIES[name]
     if name.startswith("Gemma4"):
         message = "has no MTP layers: set model to the target's assistant"
-    else:
-        message = (
-            f"must be one of {', '.join(FAMILIES)}: the MTP layers of other targets have not been "
-            "run"
-        )
-    raise checkpoint.field_error("architectures", message)
+        raise checkpoint.field_error("architectures", message)
+    return Family("", (), _QWENS if _QWENS in text_part.config else NUM_LAYERS)
 
 
 METHOD = ProposerMethod(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 
 from engine_adapter.proposers.contract import TargetSizes
@@ -30,9 +31,6 @@ def test_a_published_layout_passes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("architectures", ["LlamaForCausalLM"], "must be one of MiMoForCausalLM, .* not been run"),
-        ("architectures", None, "must be one of MiMoForCausalLM"),
-        ("architectures", "MiMoForCausalLM", "must be one of MiMoForCausalLM"),
         ("num_nextn_predict_layers", 0, "the target has no MTP layers"),
         ("num_nextn_predict_layers", "one", "must be an integer"),
         ("num_nextn_predict_layers", 2000, "must be at most 1024"),
@@ -44,6 +42,27 @@ def test_a_target_without_mtp_layers_is_refused_with_the_field(
     target = mimo(vocabulary=40)
     target.config |= {field: value}
     with pytest.raises(ValueError, match=rf"config\.json: {field}.*{says}|config\.json: {says}"):
+        check(target, tmp_path)
+
+
+@pytest.mark.parametrize("architectures", [["LlamaForCausalLM"], None, "LlamaForCausalLM"])
+@pytest.mark.parametrize("field", ["num_nextn_predict_layers", "mtp_num_hidden_layers"])
+def test_a_target_that_was_not_compared_is_served_with_a_warning(
+    architectures: Any, field: str, tmp_path: Path
+) -> None:
+    """If its configuration has MTP layers; which tensors they need is for vLLM to say."""
+    target = mimo(vocabulary=40)
+    del target.config["num_nextn_predict_layers"]
+    target.config |= {"architectures": architectures, field: 2}
+    with structlog.testing.capture_logs() as logs:
+        check(target, tmp_path, k=4)
+    assert [(entry["event"], entry["architecture"]) for entry in logs] == [
+        ("mtp_layers_not_compared", architectures)
+    ]
+    with pytest.raises(ValueError, match="must be at most 2, the number of MTP layers, or a"):
+        check(target, tmp_path, k=3)
+    target.config[field] = 0
+    with pytest.raises(ValueError, match=f"{field} must be at least 1: the target has no MTP"):
         check(target, tmp_path)
 
 

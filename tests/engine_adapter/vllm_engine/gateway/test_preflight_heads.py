@@ -75,4 +75,5 @@ def test_mtp_is_refused_for_a_target_without_mtp_layers(make_model: MakeModel) -
     target = make_model("target", LLAMA | {"architectures": ["LlamaForCausalLM"]})
     error = refusal(preflight.check_models, config(target, [{"name": "mtp"}]))
     assert error.setting == "proposer"
-    assert str(error).startswith(f"proposer: mtp: {target}/config.json: architectures must be one")
+    says = f"{target}/config.json: num_nextn_predict_layers must be at least 1"
+    assert str(error).startswith(f"proposer: mtp: {says}: the target has no MTP layers")
