@@ -239,13 +239,16 @@ class SpecgateAsyncScheduler(SpecgateScheduler, compat.AsyncScheduler):
 def budget_of_one(config: Any, budget: int, min_row_tokens: int) -> int:
     """The most tokens of a step that has one request: twice `long_prefill_token_threshold`.
 
+    Where prompts are not read in parts, a smaller budget would never let a long one in.
+
     Args:
         config: vLLM's `SchedulerConfig`.
         budget: the most tokens of any step.
         min_row_tokens: the most tokens of a row that verifies drafts.
     """
     threshold: int = config.long_prefill_token_threshold
-    if not threshold or config.long_prefill_token_threshold_adaptive:
+    adapts: bool = config.long_prefill_token_threshold_adaptive
+    if not threshold or adapts or not config.enable_chunked_prefill:
         return budget
     # A request that arrives in a step waits for half of it on average: it may be twice as long.
     return min(budget, max(2 * threshold, min_row_tokens))

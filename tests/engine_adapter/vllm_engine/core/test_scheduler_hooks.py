@@ -314,22 +314,26 @@ def test_the_kind_of_a_step_is_the_work_of_its_rows(
 
 
 @pytest.mark.parametrize(
-    ("threshold", "adaptive", "budget", "expected"),
+    ("threshold", "adaptive", "in_parts", "budget", "expected"),
     [
-        (64, False, 2048, 128),
-        (0, False, 2048, 2048),
-        (64, True, 2048, 2048),
-        (64, False, 100, 100),
+        (64, False, True, 2048, 128),
+        (0, False, True, 2048, 2048),
+        (64, True, True, 2048, 2048),
+        (64, False, True, 100, 100),
         # Its drafts are verified in one step all the same.
-        (3, False, 2048, 9),
+        (3, False, True, 2048, 9),
+        # A prompt that is not read in parts would wait for ever.
+        (64, False, False, 2048, 2048),
     ],
 )
 def test_a_lone_request_reads_at_most_two_thresholds_in_a_step(
-    threshold: int, adaptive: bool, budget: int, expected: int
+    threshold: int, adaptive: bool, in_parts: bool, budget: int, expected: int
 ) -> None:
     from engine_adapter.vllm_engine.core.scheduler import budget_of_one
 
     config = SimpleNamespace(
-        long_prefill_token_threshold=threshold, long_prefill_token_threshold_adaptive=adaptive
+        enable_chunked_prefill=in_parts,
+        long_prefill_token_threshold=threshold,
+        long_prefill_token_threshold_adaptive=adaptive,
     )
     assert budget_of_one(config, budget, min_row_tokens=9) == expected
