@@ -24,14 +24,19 @@ AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
 """The field with the target's layers that the head reads; also found in `eagle_config`."""
 
 _EAGLE = ("LlamaForCausalLM", "EagleLlamaForCausalLM")
+_LLAMA, _QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
+_LATENT = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
+"""Those whose layers have latent attention, as DeepSeek's and Kimi's."""
+
 _EAGLE3 = (
     "LlamaForCausalLM",
-    "Eagle3LlamaForCausalLM",
+    _LLAMA,
     "LlamaForCausalLMEagle3",
-    "Eagle3Qwen3ForCausalLM",
+    *(f"Eagle3{target}ForCausalLM" for target in ("Qwen2_5vl", "Qwen3vl", "MiniMaxM2")),
+    _QWEN3,
+    *_LATENT,
 )
-_QWEN3 = _EAGLE3[-1]
-_SPECULATORS = {"llama": _EAGLE3[1], "qwen3": _QWEN3}
+_SPECULATORS = {"llama": _LLAMA, "qwen3": _QWEN3}
 """The kind of layer in the format of `speculators` -> the architecture of such a head."""
 
 FC_BIAS = "fc.bias"
@@ -72,6 +77,9 @@ def check_eagle(spec: ProposerSpec, target: TargetSizes) -> None:
 def check_eagle3(spec: ProposerSpec, target: TargetSizes) -> None:
     """`ProposerMethod.check` for the checkpoints that vLLM's EAGLE-3 heads load."""
     checkpoint = _open(spec, _EAGLE3)
+    if checkpoint.config.get("model_type") == "deepseek_v3":
+        message = "must be deepseek_v2 or kimi_k2: vLLM takes another one for a target's MTP layers"
+        raise checkpoint.field_error("model_type", message)
     hidden, vocabulary = checkpoint.integer("hidden_size"), target.vocab_size
     has_target_size = checkpoint.config.get("target_hidden_size") is not None
     size_field = "target_hidden_size" if has_target_size else "hidden_size"
@@ -173,34 +181,67 @@ def _checked_aux_layers(checkpoint: Checkpoint, target: TargetSizes) -> tuple[in
 def _layer(
     checkpoint: Checkpoint, prefix: str, width: int, *, is_first: bool = False
 ) -> dict[str, Shape]:
-    """The tensors of a Llama layer whose attention reads `width` elements, name -> shape.
+    """The tensors of a layer whose attention reads `width` elements, name -> shape.
 
     The first layer of EAGLE (`is_first`) has no norm before its attention.
     """
     hidden, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
+    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    shapes: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
+    if not is_first:
+        shapes["input_layernorm.weight"] = (hidden,)
+    shapes |= _linear("mlp", mlp, checkpoint.flag("mlp_bias"))
+    is_latent = not set(_LATENT).isdisjoint(checkpoint.config["architectures"])
+    shapes |= (_latent_attention if is_latent else _attention)(checkpoint, width)
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+def _linear(part: str, matrices: Mapping[str, Shape], has_bias: bool) -> dict[str, Shape]:
+    """The tensors of linear layers, name -> shape."""
+    shapes = {f"{part}.{name}.weight": shape for name, shape in matrices.items()}
+    if has_bias:
+        shapes |= {f"{part}.{name}.bias": shape[:1] for name, shape in matrices.items()}
+    return shapes
+
+
+def _attention(checkpoint: Checkpoint, width: int) -> dict[str, Shape]:
+    """The tensors of the attention of a Llama or Qwen3 layer, name -> shape."""
+    hidden = checkpoint.integer("hidden_size")
     heads = checkpoint.integer("num_attention_heads")
     kv_heads = checkpoint.integer("num_key_value_heads", default=heads)
     size = checkpoint.integer("head_dim", default=hidden // heads)
-    attention: dict[str, Shape] = {
+    matrices = {
         "q_proj": (heads * size, width),
         "k_proj": (kv_heads * size, width),
         "v_proj": (kv_heads * size, width),
         "o_proj": (hidden, heads * size),
     }
-    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    shapes: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
-    if not is_first:
-        shapes["input_layernorm.weight"] = (hidden,)
+    shapes = _linear("self_attn", matrices, checkpoint.flag("attention_bias"))
     if _QWEN3 in checkpoint.config["architectures"]:
         shapes |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
-    for part, matrices, bias in (
-        ("self_attn", attention, checkpoint.flag("attention_bias")),
-        ("mlp", mlp, checkpoint.flag("mlp_bias")),
-    ):
-        shapes |= {f"{part}.{name}.weight": shape for name, shape in matrices.items()}
-        if bias:
-            shapes |= {f"{part}.{name}.bias": shape[:1] for name, shape in matrices.items()}
-    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+    return shapes
+
+
+def _latent_attention(checkpoint: Checkpoint, width: int) -> dict[str, Shape]:
+    """The tensors of DeepSeek's latent attention (MLA), name -> shape.
+
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1. vLLM loads heads whose queries have a latent
+    state, too.
+    """
+    heads = checkpoint.integer("num_attention_heads")
+    rotated, plain = (checkpoint.integer(f"qk_{part}_head_dim") for part in ("rope", "nope"))
+    latent, values = checkpoint.integer("kv_lora_rank"), checkpoint.integer("v_head_dim")
+    rank = checkpoint.integer("q_lora_rank")
+    tensors: dict[str, Shape] = {
+        "q_a_proj": (rank, width),
+        "q_a_layernorm": (rank,),
+        "q_b_proj": (heads * (plain + rotated), rank),
+        "kv_a_proj_with_mqa": (latent + rotated, width),
+        "kv_a_layernorm": (latent,),
+        "kv_b_proj": (heads * (plain + values), latent),
+        "o_proj": (checkpoint.integer("hidden_size"), heads * values),
+    }
+    return _linear("self_attn", tensors, has_bias=False)
 
 
 def _check_tensors(

@@ -55,6 +55,36 @@ def eagle3(
     return Heads(config | ours, tensors)
 
 
+def latent_eagle3(config: dict[str, Any], *, aux_layers: Sequence[int], seed: int = 0) -> Heads:
+    """An EAGLE-3 head with latent attention, for a target that has such attention."""
+    heads = eagle3(config | {"head_dim": 1}, aux_layers=aux_layers, first="layers.0.", seed=seed)
+    hidden, count = config["hidden_size"], config["num_attention_heads"]
+    rotated, plain = config["qk_rope_head_dim"], config["qk_nope_head_dim"]
+    latent, values, rank = config["kv_lora_rank"], config["v_head_dim"], config["q_lora_rank"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "kv_a_proj_with_mqa": (latent + rotated, 2 * hidden),
+        "kv_b_proj": (count * (plain + values), latent),
+        "o_proj": (hidden, count * values),
+        "q_a_proj": (rank, 2 * hidden),
+        "q_b_proj": (count * (plain + rotated), rank),
+    }
+    attention = "layers.0.self_attn."
+    heads.tensors = {
+        name: tensor for name, tensor in heads.tensors.items() if not name.startswith(attention)
+    }
+    for i, (name, shape) in enumerate(shapes.items()):
+        heads.tensors[f"{attention}{name}.weight"] = _random(seed + 60 + i, *shape)
+    for name, size in (("kv_a_layernorm", latent), ("q_a_layernorm", rank)):
+        heads.tensors[f"{attention}{name}.weight"] = 1 + _random(seed + 70, size)
+    heads.config = config | {
+        **{name: heads.config[name] for name in ("num_hidden_layers", "dtype", "eagle_config")},
+        **{name: heads.config[name] for name in ("draft_vocab_size", "tie_word_embeddings")},
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+    }
+    return heads
+
+
 def speculators_eagle3(config: dict[str, Any], *, aux_layers: Sequence[int]) -> Heads:
     """The same in the format of the library `speculators`."""
     heads = eagle3(config, aux_layers=aux_layers, first="layers.0.")

@@ -11,7 +11,12 @@ import torch
 from engine_adapter.proposers.contract import TargetSizes
 from engine_adapter.proposers.methods import get_method, parse_spec
 from engine_adapter.seam.errors import EngineConfigError
-from tests.engine_adapter.proposers.eagle_heads import eagle, eagle3, speculators_eagle3
+from tests.engine_adapter.proposers.eagle_heads import (
+    eagle,
+    eagle3,
+    latent_eagle3,
+    speculators_eagle3,
+)
 from tests.engine_adapter.proposers.heads import Heads
 from tests.engine_adapter.proposers.host_head import check_it_drafts_with_the_hosts_head
 
@@ -26,6 +31,15 @@ CONFIG: dict[str, Any] = {
     "head_dim": 8,
     "num_hidden_layers": 6,
     "vocab_size": 96,
+}
+
+
+LATENT: dict[str, Any] = CONFIG | {
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
 }
 
 
@@ -46,6 +60,7 @@ def check(heads: Heads, folder: Path, name: str) -> None:
         ("eagle3", lambda: eagle3(CONFIG, aux_layers=[0, 3], first="layers.0.")),
         ("eagle3", lambda: eagle3(CONFIG, aux_layers=[1, 3, 5], draft_vocabulary=40)),
         ("eagle3", lambda: speculators_eagle3(CONFIG, aux_layers=[1, 3, 5])),
+        ("eagle3", lambda: latent_eagle3(LATENT, aux_layers=[1, 3, 5])),
     ],
     ids=[
         "eagle",
@@ -54,6 +69,7 @@ def check(heads: Heads, folder: Path, name: str) -> None:
         "numbered layers",
         "smaller vocabulary",
         "speculators",
+        "latent attention",
     ],
 )
 def test_a_published_layout_passes(name: str, make: Callable[[], Heads], tmp_path: Path) -> None:
@@ -114,6 +130,31 @@ def test_a_head_of_qwen3_has_norms_in_its_attention(tmp_path: Path) -> None:
     for name in "qk":
         heads.tensors[f"layers.0.self_attn.{name}_norm.weight"] = torch.ones(8)
     check(heads, tmp_path, "eagle3")
+
+
+@pytest.mark.parametrize("target", ["Qwen2_5vl", "Qwen3vl", "MiniMaxM2"])
+def test_vllms_names_of_llama_heads_pass(target: str, tmp_path: Path) -> None:
+    heads = eagle3(CONFIG, aux_layers=[1, 3, 5])
+    heads.config["architectures"] = [f"Eagle3{target}ForCausalLM"]
+    check(heads, tmp_path, "eagle3")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("model_type", "deepseek_v3", "model_type must be deepseek_v2 or kimi_k2"),
+        ("q_lora_rank", None, "q_lora_rank is missing"),
+        ("kv_lora_rank", 0, "kv_lora_rank must be an integer of at least 1"),
+        ("v_head_dim", 12, "kv_b_proj"),
+    ],
+)
+def test_an_unfit_head_with_latent_attention_is_refused(
+    field: str, value: Any, says: str, tmp_path: Path
+) -> None:
+    heads = latent_eagle3(LATENT, aux_layers=[1, 3, 5])
+    heads.config[field] = value
+    with pytest.raises(ValueError, match=says):
+        check(heads, tmp_path, "eagle3")
 
 
 # -- invalid checkpoints -----------------------------------------------------------------------

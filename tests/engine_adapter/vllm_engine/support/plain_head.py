@@ -100,3 +100,43 @@ class PlainHead:
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         eps = self._config["rms_norm_eps"]
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * self._w[name]
+
+
+class PlainLatentHead(PlainHead):
+    """An EAGLE-3 head with latent attention on a target of DeepSeek's.
+
+    Source: arXiv 2405.04434.
+    """
+
+    def _attention(self, x: torch.Tensor) -> torch.Tensor:
+        fields, part = self._config, "self_attn."
+        plain, rotated = fields["qk_nope_head_dim"], fields["qk_rope_head_dim"]
+        normed = self._norm(self._linear(x, f"{part}q_a_proj"), f"layers.0.{part}q_a_layernorm")
+        q = (
+            self._linear(normed, f"{part}q_b_proj")
+            .unflatten(-1, (-1, plain + rotated))
+            .transpose(0, 1)
+        )
+        latent, rope_key = self._linear(x, f"{part}kv_a_proj_with_mqa").split(
+            [fields["kv_lora_rank"], rotated], dim=-1
+        )
+        normed = self._norm(latent, f"layers.0.{part}kv_a_layernorm")
+        of_heads = self._linear(normed, f"{part}kv_b_proj").unflatten(-1, (len(q), -1))
+        key, value = of_heads.transpose(0, 1).split([plain, fields["v_head_dim"]], dim=-1)
+        rope_keys = self._rotated_pairs(rope_key).expand(len(q), -1, -1)
+        q = torch.cat([q[..., :plain], self._rotated_pairs(q[..., plain:])], dim=-1)
+        seen = scaled_dot_product_attention(
+            q, torch.cat([key, rope_keys], dim=-1), value, is_causal=True
+        )
+        return self._linear(seen.transpose(0, 1).flatten(1), f"{part}o_proj")
+
+    def _rotated_pairs(self, x: torch.Tensor) -> torch.Tensor:
+        """Each pair of neighbours in [..., T, rotated], turned by its angle."""
+        theta = self._config["rope_parameters"]["rope_theta"]
+        count, size = x.shape[-2:]
+        frequencies = theta ** -(torch.arange(0, size, 2) / size)
+        angles = torch.arange(count)[:, None] * frequencies
+        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(
+            torch.ones_like(angles), angles
+        )
+        return torch.view_as_real(turned).flatten(-2)
