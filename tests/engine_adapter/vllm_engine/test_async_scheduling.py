@@ -18,7 +18,7 @@ from tests.engine_adapter.vllm_engine import test_random_plans as random_plans
 from tests.engine_adapter.vllm_engine import test_sampling as sampling
 from tests.engine_adapter.vllm_engine import test_structured_output as structured_output
 from tests.engine_adapter.vllm_engine import test_switching as switching
-from tests.engine_adapter.vllm_engine.conftest import CHOICES, PROPOSERS
+from tests.engine_adapter.vllm_engine.conftest import CHOICES, PROPOSERS, THINKING
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
     Prompt,
@@ -46,7 +46,9 @@ SAMPLED: list[dict[str, Any]] = [
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def overlapped() -> AsyncIterator[Live]:
     """Every method, little KV, and the method `random`, under which rows have random plans."""
-    async with random_plans.random_plans([*PROPOSERS, *SAMPLED], async_scheduling=True) as live:
+    async with random_plans.random_plans(
+        [*PROPOSERS, *SAMPLED], async_scheduling=True, reasoning_config=THINKING
+    ) as live:
         yield live
 
 

@@ -71,7 +71,9 @@ class Family:
 def with_mtp(root: Path) -> Family:
     """A small target with an MTP layer, an EAGLE head and a draft model."""
     target = mimo(seed=3)
-    fields = target.config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    # They name the kinds of the target's layers; the head has another number of them.
+    fields = {name: value for name, value in target.config.items() if name != "layer_types"}
+    fields |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     proposers: list[dict[str, Any]] = [
         {"name": "draft", "method": "draft_model", "model": str(model_path("draft-small"))},
         {"name": "mtp"},
