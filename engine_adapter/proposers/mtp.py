@@ -5,8 +5,8 @@ the embedding of the next token, a decoder layer predicts the token after it; em
 layer are the target's. It runs like an EAGLE head: for later drafts it reads the states that it
 predicted itself. A checkpoint of its own is a copy of the layer, or an assistant of Gemma 4.
 
-The layers of targets that are not in `FAMILIES` are vLLM's alone to check, as it loads them. Drafts
-decide nothing about a text, so they are served, with a warning.
+The layers of targets that are not in `FAMILIES` are served with a warning: vLLM checks the tensors
+as it loads them, and a text does not depend on drafts.
 """
 
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ log = structlog.get_logger(__name__)
 NUM_LAYERS = "num_nextn_predict_layers"
 """The field of most targets' configurations with the number of their MTP layers."""
 
-_QWENS = "mtp_num_hidden_layers"
-"""The field of the others."""
+_QWEN_NUM_LAYERS = "mtp_num_hidden_layers"
+"""The field of Qwen3.5's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Family:
     """Where targets of one architecture keep their MTP layers.
 
     Attributes:
-        projection: the name of the matrix [H, 2H] over embedding and state; "" if the tensors are
-            not known. In names, `{i}` is the layer's index among the MTP layers, `{n}` its index
-            among all layers.
+        projection: the name of the matrix [H, 2H] over embedding and state; "" for a target that
+            the tests did not run. In names, `{i}` is the layer's index among the MTP layers, `{n}`
+            its index among all layers.
         norms: the names of its vectors [H].
         field: the field of the configuration with the number of layers; `None` if vLLM always runs
             `default` layers.
@@ -82,7 +82,7 @@ _FOLLOWING = _family("eh_proj", "model.layers.{n}", "enorm", "hnorm", "shared_he
 _IN_COMMON = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
 """The norms of targets whose MTP layers have the matrix and the norms in common."""
 
-_QWEN3_5 = _family("fc", "mtp", *_IN_COMMON, field=_QWENS)
+_QWEN3_5 = _family("fc", "mtp", *_IN_COMMON, field=_QWEN_NUM_LAYERS)
 
 # Published checkpoints have three layers, of which vLLM runs the first.
 _MIMO_V2 = _family(
@@ -191,7 +191,7 @@ def _family_of(checkpoint: Checkpoint, text_part: Checkpoint) -> Family:
     if name.startswith("Gemma4"):
         message = "has no MTP layers: set model to the target's assistant"
         raise checkpoint.field_error("architectures", message)
-    return Family("", (), _QWENS if _QWENS in text_part.config else NUM_LAYERS)
+    return Family("", (), _QWEN_NUM_LAYERS if _QWEN_NUM_LAYERS in text_part.config else NUM_LAYERS)
 
 
 METHOD = ProposerMethod(

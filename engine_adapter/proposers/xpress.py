@@ -12,9 +12,7 @@ from engine_adapter.proposers.contract import TargetSizes
 
 ARCHITECTURE = "Qwen3XPressModel"
 
-DEFAULT_CANDIDATES = 512
-
-CANDIDATES = "xpress_topc"
+_CANDIDATES = "xpress_topc"
 """The field with the number of tokens of a place that get a bias; 0 for all tokens."""
 
 _BLOCK, _RANK, _INNER = "xpress_block_size", "xpress_rank", "xpress_mlp_hidden"
@@ -36,7 +34,7 @@ def check(checkpoint: Checkpoint, target: TargetSizes, k: int) -> dict[str, Shap
     checkpoint.check_k(k, block - 1, f"{_BLOCK} without the token before the drafts")
     rank = checkpoint.integer(_RANK, default=256)
     inner = checkpoint.integer(_INNER, default=512)
-    checkpoint.integer(CANDIDATES, at_least=0, at_most=target.vocab_size, default=0)
+    checkpoint.integer(_CANDIDATES, at_least=0, at_most=target.vocab_size, default=0)
     checkpoint.require("draft_vocab_size", target.vocab_size, "the target's vocabulary")
     hidden, vocabulary = target.hidden_size, target.vocab_size
     shapes: dict[str, Shape] = {

@@ -26,7 +26,7 @@ def xpress(
 
     Args:
         inner: the width of the refiner's MLP.
-        candidates: see `xpress.CANDIDATES`.
+        candidates: the tokens of a place that get a bias; 0 for all tokens.
     """
     head = dflash(
         config, target_layers=target_layers, layers=layers, block_size=block_size, seed=seed

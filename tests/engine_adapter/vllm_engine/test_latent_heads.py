@@ -41,7 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(Architecture("deepseek_v3", "deepseek_v3", fields), root / "target")
     config = json.loads((root / "target" / "config.json").read_text())
     for seed, (head, layers) in enumerate(HEADS.items()):
-        latent_eagle3(config, aux_layers=layers, seed=seed).write(root / head.proposer)
+        heads = latent_eagle3(config, aux_layers=layers, seed=seed)
+        heads.config["model_type"] = "kimi_k2" if head is OTHER else "deepseek_v2"
+        heads.write(root / head.proposer)
     return root
 
 

@@ -1,7 +1,7 @@
 """A target on two ranks, with draft models on one and on two: exact outputs, all accepted."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,11 @@ import pytest
 import pytest_asyncio
 
 from engine_adapter.seam.types import GenerationRequest, SamplingOptions
+from engine_adapter.vllm_engine import compat
 from tests.cases import proved_beyond
 from tests.engine_adapter.proposers.dflash2_heads import dflash2
+from tests.engine_adapter.proposers.heads import Heads
+from tests.engine_adapter.proposers.xpress_heads import xpress
 from tests.engine_adapter.vllm_engine.conftest import TARGET, start
 from tests.engine_adapter.vllm_engine.support.live import (
     Live,
@@ -27,6 +30,10 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
+HEADS: dict[str, Callable[..., Heads]] = {"dflash2": dflash2}
+if not compat.is_before("0.33"):
+    HEADS["xpress"] = xpress
+
 ENVIRONMENT = {
     # One core each; otherwise vLLM requires a NUMA node for each rank.
     "VLLM_CPU_OMP_THREADS_BIND": "0|1",
@@ -39,7 +46,7 @@ ENVIRONMENT = {
 async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
     """The target as its own draft model: whole on each rank, and split like the target.
 
-    Beside it a DFlash2 head, whose ranks must know the same candidates.
+    Beside it heads whose ranks must know the same candidates.
     """
     draft = {"method": "draft_model", "model": TARGET, "num_speculative_tokens": 4}
     proposers = [
@@ -53,9 +60,10 @@ async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[L
         },
     ]
     config = json.loads((Path(TARGET) / "config.json").read_text())
-    head = dflash2(config, target_layers=[1, 3]).write(tmp_path_factory.mktemp("head"))
-    fields = {"method": "dflash", "model": head, "draft_sampling": "probabilistic"}
-    proposers.append({**fields, "name": "dflash2", "num_speculative_tokens": 4})
+    fields = {"method": "dflash", "draft_sampling": "probabilistic", "num_speculative_tokens": 4}
+    for name, make in HEADS.items():
+        head = make(config, target_layers=[1, 3]).write(tmp_path_factory.mktemp(name))
+        proposers.append({**fields, "name": name, "model": head})
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -87,7 +95,7 @@ async def test_a_switch_between_the_sizes_loses_nothing(
 
 
 @pytest.mark.parametrize(
-    "name", proved_beyond(["split"], ["none", "whole", "split", "sampled", "dflash2"])
+    "name", proved_beyond(["split"], ["none", "whole", "split", "sampled", *HEADS])
 )
 async def test_the_ranks_sample_the_same_tokens_without_a_seed(
     two_ranks: Live, stock: Stock, prompts: list[Prompt], name: str
