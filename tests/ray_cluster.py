@@ -59,7 +59,7 @@ def cluster(num_cpus: int = 8) -> Iterator[str]:
     # Below it are sockets, whose paths can have only 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
         command = [
-            *(str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"),
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
             *(f"--{name}={port}" for name, port in ports.items()),
             *(f"--min-worker-port={least}", f"--max-worker-port={least + NUM_WORKER_PORTS}"),
             *(f"--node-ip-address={HOST}", "--include-dashboard=false", "--disable-usage-stats"),

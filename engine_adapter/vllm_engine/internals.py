@@ -24,7 +24,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "AsyncScheduler": ("schedule",),
     "MultiprocExecutor": ("_init_executor",),
     "RayExecutorV2": ("_init_executor", "_build_runtime_env", "_get_actor_resource_kwargs"),
-    "RayWorkerProc": ("get_node_and_physical_gpu_ids",),
+    "RayWorkerProc": ("get_node_and_physical_gpu_ids", "initialize_worker"),
     "CPUModelRunner": _RUNNER_HOOKS,
     "GPUModelRunner": _RUNNER_HOOKS,
     "LoraState": ("make_lora_inputs",),

@@ -53,6 +53,19 @@ def worker_class() -> type:
             """The node's id, and no GPU."""
             return compat.ray_executor_v2.ray.get_runtime_context().get_node_id(), []
 
+        def initialize_worker(
+            self,
+            local_rank: int,
+            env_vars: dict[str, str],
+            distributed_init_method: str,
+            driver_env_vars: dict[str, str] | None = None,
+            assigned_physical_gpu_ids: list[int] | None = None,
+        ) -> None:
+            """Starts the worker with no list of GPUs: vLLM reads an empty one as memory nodes."""
+            super().initialize_worker(
+                local_rank, env_vars, distributed_init_method, driver_env_vars
+            )
+
     return CPURayWorker
 
 
