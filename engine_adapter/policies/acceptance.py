@@ -51,6 +51,9 @@ FADING = 0.97
 not fade would always have its share: even 1 % for long drafts that never come would promise more
 than a draft costs."""
 
+SURPLUS_DECAY = 0.8
+"""Per step in which drafts of a proposer are observed."""
+
 _LOW, _HIGH = 0.01, 0.99
 
 
@@ -76,6 +79,9 @@ class AcceptanceModel:
 
     Attributes:
         drafts: observed drafts by proposer and class, not decayed, float64 [J, C].
+        surplus: accepted tokens per draft beyond those that were predicted: a decayed sum, at
+            least 0, float64 [J]. It is high where the traffic has changed in a proposer's favour.
+            Source: Page's test for a change (CUSUM, 1954).
     """
 
     def __init__(self, num_proposers: int, max_k: int) -> None:
@@ -88,6 +94,7 @@ class AcceptanceModel:
         # How often a model ended a draft before each position, after all before it were accepted.
         self._ends = np.zeros((num_proposers, classes, max_k))
         self.drafts = np.zeros((num_proposers, classes))
+        self.surplus = np.zeros(num_proposers)
         self._stale_steps = 0
         # Of each slot and proposer: drafts by length, and accepted tokens, seen and predicted.
         self._row_length_counts = np.zeros((0, num_proposers, max_k + 1))
@@ -106,6 +113,7 @@ class AcceptanceModel:
                 np.concatenate((counts, np.zeros((num_new, *counts.shape[1:]))))
                 for counts in self._counts
             )
+            self.surplus = np.concatenate((self.surplus, np.zeros(num_new)))
             self._refresh()
         size = max(num_slots, len(self._row_hits)), num_proposers
         if size == self._row_hits.shape[:2]:
@@ -119,6 +127,7 @@ class AcceptanceModel:
             counts[proposer] = 0
         self._row_length_counts[:, proposer] = 0
         self._row_hits[:, proposer] = 0
+        self.surplus[proposer] = 0
         self._refresh()
 
     def start_row(self, slot: int) -> None:
@@ -155,6 +164,7 @@ class AcceptanceModel:
         is_verified = (position < verified[:, None]) & (position <= accepted[:, None])
         is_accepted = position < accepted[:, None]
         predicted = (self._hazard[proposer, kind, length] * is_verified).sum(axis=1)
+        self._note_surplus(proposer, accepted - predicted)
         # A row may have two drafts of one proposer in a step: one that was verified, and a miss.
         self._row_length_counts[slot, proposer] *= ROW_DECAY
         self._row_hits[slot, proposer] *= ROW_DECAY
@@ -177,6 +187,13 @@ class AcceptanceModel:
                 self._ends, (proposer[ended_early], kind[ended_early], verified[ended_early]), 1.0
             )
         self._stale_steps += 1
+
+    def _note_surplus(self, proposer: Ints, excess: Floats) -> None:
+        """Adds what was accepted beyond the prediction to each proposer's surplus."""
+        count = np.bincount(proposer, minlength=len(self.surplus))
+        mean = np.bincount(proposer, excess, len(self.surplus)) / np.maximum(count, 1)
+        raised = np.maximum(SURPLUS_DECAY * self.surplus + mean, 0.0)
+        self.surplus = np.where(count > 0, raised, self.surplus)
 
     def _freshen(self) -> None:
         """Computes the ratios again if enough has been observed since."""

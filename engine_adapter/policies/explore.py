@@ -3,10 +3,13 @@
 A *shadow* is a lookup proposer that drafts for a row beside the row's own proposer. Its draft is
 compared with the tokens that the target writes anyway, so it costs its own microseconds only.
 A *probe* is a row, or a few of a large batch, that another proposer drafts for in one step; the
-target verifies its drafts like any other. Both have a budget, a share of the engine's time. Only a
-proposer that has never drafted is probed without one, until it has `PROVEN_DRAFTS`.
+target verifies its drafts like any other. Both have a budget, a share of the engine's time. If far
+more of a probe is accepted than was predicted, the next ones follow at once, on credit, until the
+prediction is right. Only a proposer that has never drafted is probed without a budget, until it has
+`PROVEN_DRAFTS`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,13 +21,13 @@ STALE_STEPS = 64
 """Steps after which the measurements of a proposer that is not in use are worth a probe."""
 
 MAX_SAVED_S = 0.25
-"""The most seconds that a budget saves up."""
+"""The most seconds that a budget saves up, and that it may owe."""
 
 PROBED_ROWS = 4
 """The most rows of one probe."""
 
 LEARNING_INTERVAL = 2
-"""Steps between two probes of proposers that have never drafted."""
+"""Steps between two probes of a proposer that has never drafted, or has become better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +77,31 @@ class Explorer:
             return None
         unused = [i for i in measurements.candidates() if i not in in_use]
         unproven = [i for i in unused if not measurements.is_proven(i)]
-        if unproven:
+        # The measurements of a lookup do not wait for probes: it drafts in the shadow.
+        outdated = [i for i in unused if measurements.is_outdated(i) and not self._is_lookup(i)]
+        if unproven or outdated:
             if self._turn % LEARNING_INTERVAL:
                 return None
-            return self._probe_cheapest(rows, unproven[0], free=True)
+            if unproven:
+                return self._probe_cheapest(rows, unproven[0], allowed_s=math.inf)
+            return self._probe_cheapest(rows, outdated[0], allowed_s=self._probe_s + MAX_SAVED_S)
         stale = [i for i in unused if measurements.age(i) >= STALE_STEPS]
         if not stale:
             return None
-        return self._probe_cheapest(rows, max(stale, key=measurements.age), free=False)
+        oldest = max(stale, key=measurements.age)
+        return self._probe_cheapest(rows, oldest, allowed_s=self._probe_s)
+
+    def _is_lookup(self, proposer: int) -> bool:
+        return self._measurements.traits(proposer).lookup
 
     def _probe_cheapest(
-        self, rows: Sequence[RowView], proposer: int, *, free: bool
+        self, rows: Sequence[RowView], proposer: int, *, allowed_s: float
     ) -> Probe | None:
-        """A probe of the rows that lag least; `None` if the budget does not allow it."""
+        """A probe of the rows that lag least; `None` if it takes more than `allowed_s`."""
         measurements = self._measurements
         k = measurements.traits(proposer).num_speculative_tokens
         times = measurements.draft_times[proposer]
-        if not free and times.seconds(1, k, k, 0) > self._probe_s:
+        if times.seconds(1, k, k, 0) > allowed_s:
             return None
         lag = measurements.lags(rows, proposer)
         # A model's passes cost the same for a few rows as for one.
@@ -98,9 +109,9 @@ class Explorer:
         lengths = {rows[i].request_id: min(k, rows[i].limit) for i in probed_rows}
         count = len(lengths)
         cost = times.seconds(count, k, count * k, float(lag[probed_rows].sum()))
-        if not free and cost > self._probe_s:
+        if cost > allowed_s:
             return None
-        self._probe_s = max(0.0, self._probe_s - cost)
+        self._probe_s = max(-MAX_SAVED_S, self._probe_s - cost)
         self.probes += 1
         return Probe(proposer, lengths)
 

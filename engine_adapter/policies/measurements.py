@@ -21,6 +21,9 @@ from engine_adapter.seam.types import SpecMethod
 PROVEN_DRAFTS = 12
 """Drafts after which a proposer's measurements count; until then it is only probed."""
 
+OUTDATED_SURPLUS = 0.5
+"""Accepted tokens of a draft beyond those predicted, at which a proposer has become better."""
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -134,6 +137,10 @@ class Measurements:
     def is_proven(self, proposer: int) -> bool:
         """Whether it has drafted often enough for its measurements to count."""
         return proposer in self._proven
+
+    def is_outdated(self, proposer: int) -> bool:
+        """Whether far more of its newest drafts was accepted than its measurements predicted."""
+        return bool(self.acceptance.surplus[proposer] >= OUTDATED_SURPLUS)
 
     def age(self, proposer: int) -> int:
         """Steps since the last draft of this proposer was observed."""

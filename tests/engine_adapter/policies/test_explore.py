@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from engine_adapter.policies.explore import STALE_STEPS, Explorer
+from engine_adapter.policies.contract import DraftOutcome
+from engine_adapter.policies.explore import MAX_SAVED_S, STALE_STEPS, Explorer
 from engine_adapter.policies.measurements import PROVEN_DRAFTS
 from engine_adapter.policies.names import AUTO
 from tests.engine_adapter.policies.traffic import CALL_S, STEP_S, Traffic
@@ -67,6 +68,44 @@ def test_fresh_evidence_and_proposers_in_use_are_not_probed() -> None:
     everything = frozenset(traffic.measurements.candidates())
     traffic.measurements.steps += 10 * STALE_STEPS
     assert explorer.probe(traffic.view().rows, everything) is None
+
+
+def outdated(traffic: Traffic, name: str) -> int:
+    """Makes a proposer's newest drafts better than its measurements predict; returns its index."""
+    index = traffic.measurements.loaded[name]
+    k = traffic.measurements.traits(index).num_speculative_tokens
+    for _ in range(60):
+        traffic.measurements.observe_drafts([DraftOutcome("r0", name, k, k, k, 0)])
+    assert not traffic.measurements.is_outdated(index)
+    traffic.measurements.observe_drafts([DraftOutcome("r0", name, k, k, k, k)])
+    assert traffic.measurements.is_outdated(index)
+    return index
+
+
+def test_a_proposer_that_has_become_better_is_probed_again_on_credit() -> None:
+    traffic = proven()
+    draft = outdated(traffic, "draft")
+    explorer = Explorer(traffic.measurements, 0.0)
+    probes = [explorer.probe(traffic.view().rows, frozenset()) for _ in range(1000)]
+    assert {probe.proposer for probe in probes if probe} == {draft}
+    assert explorer.probes > 5
+    times = traffic.measurements.draft_times[draft]
+    assert explorer.probes * times.seconds(1, 4, 4, 0) <= MAX_SAVED_S
+
+
+def test_probes_on_credit_end_when_the_prediction_is_right() -> None:
+    traffic = proven()
+    draft = outdated(traffic, "draft")
+    for _ in range(300):
+        traffic.measurements.observe_drafts([DraftOutcome("r0", "draft", 4, 4, 4, 4)])
+    assert not traffic.measurements.is_outdated(draft)
+
+
+def test_a_lookup_is_not_probed_on_credit_for_it_drafts_in_the_shadow() -> None:
+    traffic = proven()
+    outdated(traffic, "ngram")
+    explorer = Explorer(traffic.measurements, 0.0)
+    assert not any(explorer.probe(traffic.view().rows, frozenset()) for _ in range(100))
 
 
 def test_a_probe_reads_the_rows_that_lag_least_and_fits_their_budget() -> None:
