@@ -72,6 +72,7 @@ benchmarks, and of the library `speculators`."""
 OF_THE_ENGINE = (
     *("--async-scheduling", "--hf-overrides", "--reasoning-config", "--attention-backend"),
     *("--allowed-media-domains", "--limit-mm-per-prompt", "--media-io-kwargs"),
+    "--mm-processor-kwargs",
     *("--pipeline-parallel-size", "--decode-context-parallel-size"),
 )
 """Flags of vLLM's engine arguments that pages name, and that are no settings."""

@@ -153,10 +153,14 @@ class DataParallelEngine:
         await self._first_serving.check_constraint(constraint, key)
 
     async def render_media(
-        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+        self,
+        token_ids: Sequence[int],
+        items: Sequence[MediaItem],
+        param: str,
+        processor_kwargs: Mapping[str, Any],
     ) -> MediaPrompt:
         """See `Engine.render_media`. Any engine can take what one has rendered."""
-        return await self._first_serving.render_media(token_ids, items, param)
+        return await self._first_serving.render_media(token_ids, items, param, processor_kwargs)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""

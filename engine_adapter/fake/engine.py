@@ -127,13 +127,17 @@ class FakeEngine:
         self._lifetime.begin()
 
     async def render_media(
-        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+        self,
+        token_ids: Sequence[int],
+        items: Sequence[MediaItem],
+        param: str,
+        processor_kwargs: Mapping[str, Any],
     ) -> MediaPrompt:
         """See `Engine.render_media`."""
         self._begin_call("render_media")
         assert self._vocabulary is not None
         placeholder_id = self._vocabulary.tokenizer.token_to_id(PLACEHOLDER)
-        return render_media(token_ids, items, param, placeholder_id)
+        return render_media(token_ids, items, param, processor_kwargs, placeholder_id)
 
     async def check_constraint(self, constraint: StructuredOutput, key: str | None = None) -> None:
         """See `Engine.check_constraint`. `generate` refuses what cannot be honoured."""

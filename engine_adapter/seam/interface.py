@@ -83,14 +83,19 @@ class Engine(Protocol):
         ...
 
     async def render_media(
-        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+        self,
+        token_ids: Sequence[int],
+        items: Sequence[MediaItem],
+        param: str,
+        processor_kwargs: Mapping[str, Any],
     ) -> MediaPrompt:
         """Puts media into a prompt. It takes no slot.
 
         Args:
             token_ids: the prompt, with a placeholder for each item.
             items: in the order of the chat; those of one modality, in that of its placeholders.
-            param: the field of the request that they come from.
+            param: the field of the request that errors name.
+            processor_kwargs: the request's own arguments of the target's processor.
 
         Raises:
             InvalidRequest: the target's processor refuses them.

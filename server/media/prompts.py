@@ -19,6 +19,7 @@ from server.media.pictures import MAX_PIXELS, decode_picture
 from server.media.recordings import MAX_SECONDS, decode_recording
 from server.media.sources import INVALID_URL, MediaSource
 from server.media.videos import decode_video
+from server.schema.processor_arguments import ProcessorArguments
 from server.telemetry.media_metrics import MediaMetrics, MediaOutcome, MediaStage
 
 MAX_REQUESTS = 2
@@ -74,15 +75,23 @@ class MediaPrompts:
                 )
                 raise InvalidField(params[limit], message)
 
-    async def render(self, token_ids: Sequence[int], sources: Sequence[MediaSource]) -> MediaPrompt:
+    async def render(
+        self,
+        token_ids: Sequence[int],
+        sources: Sequence[MediaSource],
+        arguments: ProcessorArguments | None,
+    ) -> MediaPrompt:
         """The prompt with the media in the places of their placeholders.
+
+        Args:
+            arguments: the request's own of the target's processor.
 
         Raises:
             InvalidField: an item cannot be fetched, read or processed; it names the item's field.
             InvalidRequest: the target's processor refuses them.
         """
         try:
-            prompt = await self._rendered(token_ids, sources)
+            prompt = await self._rendered(token_ids, sources, arguments)
         except (InvalidField, InvalidRequest) as error:
             self._count_failure(error, sources)
             raise
@@ -94,22 +103,28 @@ class MediaPrompts:
     def _count_failure(
         self, error: InvalidField | InvalidRequest, sources: Sequence[MediaSource]
     ) -> None:
-        """Counts the item that the error names."""
-        modality = next(each.modality for each in sources if each.param == error.param)
+        """Counts the item that the error names, or the first one."""
+        of_param = (each.modality for each in sources if each.param == error.param)
+        modality = next(of_param, sources[0].modality)
         is_of_url = error.code == INVALID_URL[modality]
         outcome = MediaOutcome.NOT_FETCHED if is_of_url else MediaOutcome.UNUSABLE
         self._metrics.count(modality, outcome)
 
     async def _rendered(
-        self, token_ids: Sequence[int], sources: Sequence[MediaSource]
+        self,
+        token_ids: Sequence[int],
+        sources: Sequence[MediaSource],
+        arguments: ProcessorArguments | None,
     ) -> MediaPrompt:
+        kwargs = {} if arguments is None else arguments.values()
+        param = "mm_processor_kwargs" if kwargs else sources[0].param
         contents = [await self._content(source) for source in sources]
         with self._metrics.timed(MediaStage.WAIT):
             await self._places.acquire()
         try:
             with self._metrics.timed(MediaStage.PROCESS):
                 items = await self._decoded(contents, sources)
-                return await self._engine.render_media(token_ids, items, sources[0].param)
+                return await self._engine.render_media(token_ids, items, param, kwargs)
         finally:
             self._places.release()
 

@@ -12,6 +12,7 @@ from server.openai.field_names import CHAT, FieldNames
 from server.openai.function_tools import FunctionTools, chat_paths, checked_tools
 from server.schema.chat import ChatFields, ChatPromptFields, ReasoningEffort
 from server.schema.messages import Message
+from server.schema.processor_arguments import ProcessorArguments
 from server.schema.structured import constraint_field
 from server.schema.tools import ChatAllowedTools
 
@@ -26,6 +27,7 @@ class ChatPrompt:
         tools: in OpenAI's format.
         documents: that a template for retrieval shows.
         template: the request's own; `None` renders the server's.
+        processor_arguments: of its media; `None` are the server's.
     """
 
     messages: Sequence[Message]
@@ -38,6 +40,7 @@ class ChatPrompt:
     add_special_tokens: bool = False
     documents: Sequence[dict[str, str]] = ()
     template: str | None = None
+    processor_arguments: ProcessorArguments | None = None
 
     def media_sources(self) -> list[MediaSource]:
         """The pictures, recordings and videos, in their order."""
@@ -163,6 +166,7 @@ def chat_prompt(
         add_generation_prompt=not continues and fields.add_generation_prompt is not False,
         continue_final_message=continues,
         add_special_tokens=bool(fields.add_special_tokens),
+        processor_arguments=fields.mm_processor_kwargs,
     )
 
 

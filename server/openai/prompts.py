@@ -54,7 +54,7 @@ async def render_prompt(
     token_ids = await render_chat(runtime.renderer, chat, max_chars)
     if not sources:
         return token_ids, None
-    prompt = await runtime.media.render(token_ids, sources)
+    prompt = await runtime.media.render(token_ids, sources, chat.processor_arguments)
     return prompt.token_ids, prompt
 
 

@@ -102,6 +102,8 @@ INSTEAD: Mapping[str, str] = {
     "reasoning": "send reasoning_effort",
     "use_beam_search": "send n: beam search cannot be drafted for",
     "length_penalty": "beam search is not served",
+    "media_io_kwargs": "start the server with --media-io-kwargs",
+    "mm_processor_kwargs": "send a chat to /v1/chat/completions",
     "kv_transfer_params": "this engine has no KV connector",
     "ec_transfer_params": "this engine has no KV connector",
     "vllm_xargs": "this engine runs no logits processors that read it",

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from server.schema.base import MAX_FIELDS, Body, check_unicode
 from server.schema.generation_body import MAX_INT, MAX_PROMPTS, GenerationBody
 from server.schema.messages import Messages
+from server.schema.processor_arguments import ProcessorArguments
 from server.schema.tools import ToolChoiceField, Tools
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -43,6 +44,7 @@ class ChatPromptFields(BaseModel):
     chat_template_kwargs: TemplateVariables | None = None
     tools: Tools | None = None
     reasoning_effort: ReasoningEffort | None = None
+    mm_processor_kwargs: ProcessorArguments | None = None
 
 
 class ChatFields(GenerationBody, ChatPromptFields):

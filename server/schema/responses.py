@@ -21,6 +21,7 @@ from server.schema.chat import ChatCompletionRequest, ReasoningEffort, TemplateV
 from server.schema.conversations import Conversation
 from server.schema.generation_body import MAX_INT, GenerationBody
 from server.schema.identifiers import CacheKey, Id, Metadata, SafetyIdentifier, User
+from server.schema.processor_arguments import ProcessorArguments
 from server.schema.response_items import Input
 from server.schema.structured import (
     Grammar,
@@ -264,6 +265,7 @@ class ResponsePrompt(BaseModel):
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    mm_processor_kwargs: ProcessorArguments | None = None
     conversation: Conversation | None = None
 
 

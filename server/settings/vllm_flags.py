@@ -77,7 +77,7 @@ INSTEAD: Mapping[str, str] = {
     "tool_parser_plugin": "--tool-call-parser takes vLLM's own parsers",
     "tool_server": "the server runs no tools",
     "tool_strict_level": "a tool's `strict` decides",
-    "trust_request_mm_kwargs": "pictures are processed as the server was started",
+    "trust_request_mm_kwargs": "a request can send the arguments that cannot end the engine",
     "uds": "--host and --port",
     "uvicorn_log_level": "--log-level",
 }

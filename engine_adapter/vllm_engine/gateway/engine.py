@@ -193,10 +193,15 @@ class VllmEngine:
             raise EngineDead("The engine was stopped.") from None
 
     async def render_media(
-        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+        self,
+        token_ids: Sequence[int],
+        items: Sequence[MediaItem],
+        param: str,
+        processor_kwargs: Mapping[str, Any],
     ) -> MediaPrompt:
         """See `Engine.render_media`."""
-        return await self._supervisor.child.render_media(token_ids, items, param)
+        child = self._supervisor.child
+        return await child.render_media(token_ids, items, param, processor_kwargs)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""

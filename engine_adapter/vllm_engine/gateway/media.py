@@ -1,7 +1,7 @@
 """Media in prompts: what the target takes, and vLLM's own processing of them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine_adapter.seam.errors import InvalidRequest
@@ -71,15 +71,22 @@ def _placeholder(model_class: Any, modality: Modality) -> str:
 
 
 async def render_media(
-    renderer: Any, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+    renderer: Any,
+    token_ids: Sequence[int],
+    items: Sequence[MediaItem],
+    param: str,
+    processor_kwargs: Mapping[str, Any],
 ) -> MediaPrompt:
     """Puts the items into a prompt in which each has its placeholder.
 
     vLLM does it in a thread, one prompt at a time. The engine gets all that is computed: a request
     may end before it reaches the engine, so nothing of an item may be expected there.
 
+    Args:
+        renderer: vLLM's.
+
     Raises:
-        InvalidRequest: vLLM refuses them; `param` is the field of the first one.
+        InvalidRequest: vLLM refuses them; it names `param`.
     """
     contents: dict[str, list[Any]] = {}
     for item in items:
@@ -87,9 +94,19 @@ async def render_media(
         if isinstance(content, Video):
             content = VideoForm(renderer.model_config).item(content)
         contents.setdefault(item.modality, []).append(content)
-    prompt = {"prompt_token_ids": list(token_ids), "multi_modal_data": contents}
+    prompt = {
+        "prompt_token_ids": list(token_ids),
+        "multi_modal_data": contents,
+        "mm_processor_kwargs": dict(processor_kwargs),
+    }
     try:
         payload = await renderer.process_for_engine_async(prompt, time.time(), skip_mm_cache=True)
+    except AssertionError as error:
+        message = (
+            f"{param}: the model's processor finds no place for the media in the prompt; the chat "
+            f"template (--chat-template) must write the model's placeholders: {error}"
+        )
+        raise InvalidRequest(param, truncate(message)) from error
     except (ValueError, RuntimeError, TypeError) as error:
         message = f"{param}: the model's processor refuses the media: {truncate(str(error))}"
         raise InvalidRequest(param, message) from error

@@ -205,10 +205,14 @@ class EngineProcess:
         )
 
     async def render_media(
-        self, token_ids: Sequence[int], items: Sequence[MediaItem], param: str
+        self,
+        token_ids: Sequence[int],
+        items: Sequence[MediaItem],
+        param: str,
+        processor_kwargs: Mapping[str, Any],
     ) -> MediaPrompt:
         """See `Engine.render_media`."""
-        return await render_media(self._llm.renderer, token_ids, items, param)
+        return await render_media(self._llm.renderer, token_ids, items, param, processor_kwargs)
 
     def generate(
         self,

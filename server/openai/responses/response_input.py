@@ -119,6 +119,7 @@ def _empty_prompt(body: ResponsePrompt, tools: FunctionTools) -> ChatPrompt:
         NAMES,
         variables=template_variables(body.chat_template_kwargs, _effort(body), NAMES),
         tools=tools.for_template(),
+        processor_arguments=body.mm_processor_kwargs,
     )
 
 

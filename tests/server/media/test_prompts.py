@@ -23,7 +23,9 @@ SOURCE = MediaSource(Modality.IMAGE, "messages", data_url(encoded()))
 class PromptEngine:
     """Renders every prompt."""
 
-    async def render_media(self, token_ids: Any, items: Any, param: str) -> MediaPrompt:
+    async def render_media(
+        self, token_ids: Any, items: Any, param: str, processor_kwargs: Any
+    ) -> MediaPrompt:
         return MediaPrompt(tuple(token_ids), None)
 
 
@@ -45,12 +47,14 @@ async def test_requests_that_are_cancelled_leave_no_thread_more_than_the_limit(
     support = MediaSupport({Modality.IMAGE: ModalitySupport("", 1)}, takes_parts=True)
     media = MediaPrompts(engine, support, MediaMetrics(MetricMaker(CollectorRegistry())), 1)
     for _ in range(3):
-        tasks = [asyncio.create_task(media.render((1,), [SOURCE])) for _ in range(MAX_REQUESTS)]
+        tasks = [
+            asyncio.create_task(media.render((1,), [SOURCE], None)) for _ in range(MAX_REQUESTS)
+        ]
         await eventually(lambda: running == MAX_REQUESTS)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    waiting = asyncio.create_task(media.render((1, 2), [SOURCE]))
+    waiting = asyncio.create_task(media.render((1, 2), [SOURCE], None))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     is_free.set()

@@ -91,7 +91,7 @@ ASKING: dict[str, Any] = {
     "min_p": 0.1,
     "min_tokens": 1,
     "mm_payload": "none",
-    "mm_processor_kwargs": {"a": 1},
+    "mm_processor_kwargs": {"max_pixels": 100},
     "modalities": ["text", "audio"],
     "model": "specgate-demo",
     "moderation": {"model": "m"},

@@ -44,6 +44,43 @@ async def test_tokenize_counts_as_the_chat_does(pictured: Gateway) -> None:
     assert counted["count"] == await prompt_tokens(pictured, content)
 
 
+async def test_a_request_may_change_how_its_media_are_processed(pictured: Gateway) -> None:
+    content = [TEXT, image_part(encoded(28, 28))]
+    of_server = await prompt_tokens(pictured, content)
+    halved = {"mm_processor_kwargs": {"max_pixels": 14 * 14, "do_pan_and_scan": None}}
+    assert await prompt_tokens(pictured, content, **halved) == of_server + 3
+    body = {"messages": [{"role": "user", "content": content}], **halved}
+    assert (await pictured.post("/tokenize", body)).json()["count"] == of_server + 3
+    part = {"type": "input_image", "image_url": data_url(encoded(28, 28))}
+    item = {"role": "user", "content": [{"type": "input_text", "text": TEXT["text"]}, part]}
+    response = (await pictured.post("/v1/responses", {"input": [item], **halved})).json()
+    assert response["usage"]["input_tokens"] == of_server + 3
+    counted = await pictured.post("/v1/responses/input_tokens", {"input": [item], **halved})
+    assert counted.json()["input_tokens"] == of_server + 3
+    # Without media there is nothing to process.
+    assert await prompt_tokens(pictured, [TEXT], **halved) == await prompt_tokens(pictured, [TEXT])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param", "reason"),
+    [
+        ({"patch_size": 7}, "mm_processor_kwargs", "--mm-processor-kwargs"),
+        ({"max_pixels": 2**26}, "mm_processor_kwargs.max_pixels", "less than or equal to 33554432"),
+        ({"max_pixels": 0}, "mm_processor_kwargs.max_pixels", "greater than or equal to 1"),
+        ({"do_pan_and_scan": 1}, "mm_processor_kwargs.do_pan_and_scan", "valid boolean"),
+        ([], "mm_processor_kwargs", "dictionary"),
+        ({"max_pixels": 1}, "mm_processor_kwargs", "processor refuses the media"),
+    ],
+)
+async def test_arguments_of_the_processor_that_cannot_be_used_are_a_400(
+    pictured: Gateway, arguments: Any, param: str, reason: str
+) -> None:
+    response = await pictured.chat([image_part()], mm_processor_kwargs=arguments)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert reason in error["message"]
+
+
 async def test_the_text_of_a_placeholder_is_text(pictured: Gateway) -> None:
     written = {"type": "text", "text": "<|pad|>"}
     of_picture = await prompt_tokens(pictured, [TEXT, image_part()])
