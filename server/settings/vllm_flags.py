@@ -77,7 +77,7 @@ INSTEAD: Mapping[str, str] = {
     "tool_parser_plugin": "--tool-call-parser takes vLLM's own parsers",
     "tool_server": "the server runs no tools",
     "tool_strict_level": "a tool's `strict` decides",
-    "trust_request_mm_kwargs": "a request can send the arguments that cannot end the engine",
+    "trust_request_mm_kwargs": "requests can have `mm_processor_kwargs` without it",
     "uds": "--host and --port",
     "uvicorn_log_level": "--log-level",
 }
