@@ -6,6 +6,7 @@ executor is defined here, and the import registers the methods.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -19,6 +20,8 @@ from engine_adapter.proposers.contract import (
     ProposerMethod,
     ProposerSpec,
 )
+from engine_adapter.vllm_engine import compat
+from engine_adapter.vllm_engine.executor import ReportingExecutor
 from engine_adapter.vllm_engine.worker.smoke_test import SMOKE_TEST_REQUEST
 
 
@@ -26,8 +29,19 @@ class FaultyExecutor(UniProcExecutor):
     """vLLM's executor of one worker."""
 
 
+class FaultyRanksExecutor(ReportingExecutor):
+    """The executor of several workers."""
+
+
 def _raise(batch: DraftBatch) -> Drafts:
     raise RuntimeError(f"broken at {int(batch.num_tokens[0])} tokens")
+
+
+def _on_rank(rank: int, batch: DraftBatch) -> Drafts:
+    """Fails on one rank; the others draft."""
+    if compat.parallel_state.get_tp_group().rank_in_group == rank:
+        return _raise(batch)
+    return Drafts([[5] * k for k in batch.k.tolist()])
 
 
 NAN: Any = float("nan")
@@ -44,6 +58,11 @@ WAYS: dict[str, Callable[[DraftBatch], Any]] = {
     "overwrites": lambda batch: batch.token_ids.fill(0),
 }
 """Name of a proposer of method `faulty` -> how it fails."""
+
+RANK_WAYS: dict[str, Callable[[DraftBatch], Any]] = {
+    f"rank_{rank}_raises": partial(_on_rank, rank) for rank in range(2)
+}
+"""The same for an engine of two ranks."""
 
 
 def is_trial(batch: DraftBatch) -> bool:
@@ -77,11 +96,17 @@ class Broken(Faulty):
 
 
 class FaultyDraft:
-    """A draft model whose drafts are lost at its calls 3, 6 and 9."""
+    """A draft model whose drafts are lost at its calls 3, 6 and 9.
 
-    def __init__(self, model: Any) -> None:
+    Args:
+        rank: the only rank on which they are lost; `None` is each.
+    """
+
+    def __init__(self, model: Any, rank: int | None = None) -> None:
         self._model = model
         self._calls = 0
+        group = compat.parallel_state.get_tp_group()
+        self._loses = rank is None or group.rank_in_group == rank
 
     @property
     def weights_bytes(self) -> int:
@@ -91,7 +116,7 @@ class FaultyDraft:
     def propose(self, batch: DraftBatch) -> Drafts:
         self._calls += not is_trial(batch)
         drafts: Drafts = self._model.propose(batch)
-        if self._calls in (3, 6, 9):
+        if self._loses and self._calls in (3, 6, 9):
             raise RuntimeError("lost")
         return drafts
 
@@ -100,20 +125,23 @@ class FaultyDraft:
 
 
 def _faulty(spec: ProposerSpec, host: DraftHost) -> Proposer:
-    return Faulty(WAYS[spec.name])
+    return Faulty((WAYS | RANK_WAYS)[spec.name])
 
 
 def _faulty_draft(spec: ProposerSpec, host: DraftHost) -> Proposer:
-    return FaultyDraft(host.draft_model(replace(spec, method="draft_model")))
+    rank = {"rank_0_loses": 0, "rank_1_loses": 1}.get(spec.name)
+    return FaultyDraft(host.draft_model(replace(spec, method="draft_model")), rank)
 
 
 def _broken(spec: ProposerSpec, host: DraftHost) -> Proposer:
     return Broken(WAYS["raises"])
 
 
-for _name, _needs, _create in (
-    ("faulty", Capabilities(), _faulty),
-    ("broken", Capabilities(), _broken),
-    ("faulty_draft", Capabilities(model=True, draft_kv=True), _faulty_draft),
+_DRAFT_OPTIONS = methods.get_method("draft_model").options
+
+for _name, _needs, _options, _create in (
+    ("faulty", Capabilities(), {}, _faulty),
+    ("broken", Capabilities(), {}, _broken),
+    ("faulty_draft", Capabilities(model=True, draft_kv=True), _DRAFT_OPTIONS, _faulty_draft),
 ):
-    methods._BY_NAME[_name] = ProposerMethod(_name, _needs, 4, {}, lambda spec: None, _create)
+    methods._BY_NAME[_name] = ProposerMethod(_name, _needs, 4, _options, lambda spec: None, _create)
