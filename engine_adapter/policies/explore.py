@@ -6,7 +6,7 @@ A *probe* is a row, or a few of a large batch, that another proposer drafts for 
 target verifies its drafts like any other. Both have a budget, a share of the engine's time. If far
 more of a probe is accepted than was predicted, the next ones follow at once, on credit, until the
 prediction is right. Only a proposer that has never drafted is probed without a budget, until it has
-`PROVEN_DRAFTS`.
+`PROVEN_DRAFTS`; the budget then owes what that took, up to `MAX_SAVED_S`.
 """
 
 import math
