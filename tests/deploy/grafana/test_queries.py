@@ -175,5 +175,5 @@ async def load_real(prometheus: Prometheus, served: Served) -> Scraped:
 @pytest.mark.prove
 @pytest.mark.parametrize("name", NAMES)
 def test_every_query_returns_data_of_a_real_engine(real: Scraped, name: str) -> None:
-    text_only = "the demo's target takes no pictures"
-    assert real.report(name, {"Time to prepare pictures/A": text_only}).findings == []
+    text_only = "the demo's target takes no media"
+    assert real.report(name, {"Time to prepare media/A": text_only}).findings == []
