@@ -97,7 +97,7 @@ LARGE: dict[str, LargeBody] = {
         CHATS, lambda: _chat(chat_template_kwargs=_unknown(240_000)), 400
     ),
     "31 MiB text in metadata": LargeBody(
-        COMPLETIONS, lambda: _completion(metadata={"a": "x" * 31 * 2**20}), 200
+        COMPLETIONS, lambda: _completion(metadata={"a": "x" * 31 * 2**20}), 400
     ),
     "deep": LargeBody(COMPLETIONS, lambda: b'{"prompt":"a","x":' + b"[" * 5_000_000, 400),
     "300k items": LargeBody(

@@ -138,6 +138,11 @@ class Served:
             self.process.kill()
             raise
 
+    def kill(self) -> None:
+        """Kills it, if it still runs."""
+        self.process.kill()
+        self.process.wait()
+
     def tail(self) -> str:
         """The end of its output."""
         return self.log.read_text(errors="replace")[-4000:]

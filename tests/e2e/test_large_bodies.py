@@ -31,8 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert served.stop() == 0, served.tail()
         assert "Traceback" not in log.read_text(errors="replace"), served.tail()
     finally:
-        served.process.kill()
-        served.process.wait()
+        served.kill()
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -57,7 +57,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
         servers = []
         for name in ("one", "two"):
             server = Served.start_beside(tmp_path / f"{name}.log", "--enable-prefix-caching")
-            stack.callback(server.process.kill)
+            stack.callback(server.kill)
             server.switch("suffix")
             servers.append(server)
         yield servers[0], servers[1]

@@ -36,8 +36,7 @@ def running(log: Path, *flags: str, **engine: object) -> Iterator[Served]:
         yield served
         assert served.process.poll() is None, served.tail()
     finally:
-        served.process.kill()
-        served.process.wait()
+        served.kill()
 
 
 @pytest.fixture

@@ -53,8 +53,7 @@ def served(tmp_path: Path, key_file: KeyFile) -> Iterator[Served]:
         assert served.stop() == 0, served.tail()
         assert "Traceback" not in served.log.read_text(errors="replace"), served.tail()
     finally:
-        served.process.kill()
-        served.process.wait()
+        served.kill()
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,6 @@ class Scraped:
         return report
 
 
-def end(served: Served) -> None:
-    """Kills a server, if it still runs."""
-    served.process.kill()
-    served.process.wait()
-
-
 def address(served: Served) -> str:
     return served.url.removeprefix("http://")
 
@@ -79,7 +73,7 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         def start(i: int) -> Served:
             log = folder / f"server-{i}.log"
             served = Served.start_beside(log, *arguments, "--routing-rules", RULES)
-            stack.callback(end, served)
+            stack.callback(served.kill)
             return served
 
         with ThreadPoolExecutor() as pool:
@@ -115,7 +109,7 @@ async def load_fakes(prometheus: Prometheus, servers: list[Served]) -> Scraped:
 
         async def die() -> None:
             await second
-            await asyncio.to_thread(end, servers[1])
+            await asyncio.to_thread(servers[1].kill)
 
         group.create_task(loads[0].run(17, [(4, fail), (6, look), (8, fail), (13, die)]))
     return Scraped(prometheus, Span(began, time.time()))
