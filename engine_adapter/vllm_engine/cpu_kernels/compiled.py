@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+from filelock import FileLock
 from llvmlite.binding import ffi
 from numba import njit
 
@@ -34,5 +36,28 @@ def machine_code(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         code: Callable[..., Any] = njit(cache=True, error_model="numpy")(function)
     except RuntimeError:  # numba found no folder for the machine code
-        code = njit(error_model="numpy")(function)
+        return cast("Callable[..., Any]", njit(error_model="numpy")(function))
+    _lock_cache(code)
     return code
+
+
+def _lock_cache(code: Any) -> None:
+    """Lets one process at a time read and write the machine code on disk.
+
+    numba 0.65 writes the index of a function's signatures, then the code of a new one. Two
+    processes that do it at once, such as the ranks of an engine, can leave an index that names the
+    code of another signature, for this start and all later ones.
+    """
+    cache = code._cache
+    lock = FileLock(Path(cache.cache_path) / "numba.lock")
+
+    def locked(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*arguments: Any) -> Any:
+            with lock:
+                return method(*arguments)
+
+        return call
+
+    cache.load_overload = locked(cache.load_overload)
+    cache.save_overload = locked(cache.save_overload)
