@@ -136,7 +136,7 @@ class EventStream(Response):
         self._on_failure = on_failure
         self._limit = limit
         self._started = False
-        self._has_sent_start = False
+        self._has_sent_start = self._has_sent_end = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what the generator raises before its first event."""
@@ -156,6 +156,8 @@ class EventStream(Response):
                 # The request's time is over, the server stops, or a drain has waited long enough.
                 if not self._started:
                     raise
+                if self._has_sent_end:  # it was whole when the reason to end it came
+                    return
                 # Before the last event, for which an absent reader can make it wait.
                 await self._events.aclose()
                 reason = error if isinstance(error, ApiError) else cancellation_error(error)
@@ -220,3 +222,4 @@ class EventStream(Response):
         if not self._has_sent_start:  # there was no event
             await self._start()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._has_sent_end = True

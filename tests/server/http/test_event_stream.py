@@ -173,6 +173,22 @@ async def test_a_stopping_server_closes_the_generator_with_an_error_event() -> N
     assert wire.sent[-1]["more_body"] is False
 
 
+async def test_a_stream_that_has_ended_as_the_server_stops_gets_no_more_events() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"whole"
+
+    class StoppingWire(Wire):
+        async def send(self, message: Any) -> None:
+            await super().send(message)
+            if message.get("more_body") is False:
+                running.cancel()
+
+    wire = StoppingWire()
+    running = asyncio.create_task(wire.run(events()))
+    await running
+    assert wire.bodies == [b"", b"whole", b""]
+
+
 async def test_a_cancellation_from_elsewhere_is_an_error_and_not_a_stop() -> None:
     async def events() -> AsyncGenerator[bytes, None]:
         yield b"one"
