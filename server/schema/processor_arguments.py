@@ -5,12 +5,11 @@ from typing import Annotated, Any
 from pydantic import Field, StrictInt, model_validator
 
 from engine_adapter.seam.text import short_repr
+from server.media.pictures import MAX_PIXELS
 from server.schema.base import Strict, unsupported
 
-MAX_PIXELS = 2**25
-"""The most pixels that a picture can be asked to have: as many as one can have that is read."""
-
 Pixels = Annotated[StrictInt, Field(ge=1, le=MAX_PIXELS)]
+"""As many as a picture can have that is read."""
 
 
 class ProcessorArguments(Strict):

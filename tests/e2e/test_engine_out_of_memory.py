@@ -29,13 +29,8 @@ CAUSES = (
 dynamic loader ends with 127. A thread that ends leaves the others waiting.
 """
 
-SIGNS = (
-    *("MemoryError", "could not create a primitive", "allocate memory", "bad_alloc"),
-    *("(SIGABRT)", "(SIGSEGV)"),
-)
-"""What the log has of memory: an exception and an exit status can have other reasons too. C and
-C++ that a signal ends say nothing.
-"""
+SIGNS = ("MemoryError", "could not create a primitive", "allocate memory", "bad_alloc", "(SIGABRT)")
+"""What the log has of memory: the ends above can have other reasons too."""
 
 
 def out_of_memory(room_mib: int) -> Fault:

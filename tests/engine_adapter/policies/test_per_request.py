@@ -41,9 +41,9 @@ def test_rows_are_divided_almost_as_well_as_by_trying_every_set_of_proposers() -
         costs = random.exponential(1.0, 5) * (random.random(5) < 0.6)
         proposer = divide_rows(values, costs)
         best = max(
-            total(values, costs, set(chosen))
+            total(values, costs, list(columns))
             for count in range(6)
-            for chosen in itertools.combinations(range(5), count)
+            for columns in itertools.combinations(range(5), count)
         )
         rows = np.flatnonzero(proposer != NOTHING)
         gain = values[rows, proposer[rows]].sum() - costs[np.unique(proposer[rows])].sum()
@@ -52,9 +52,8 @@ def test_rows_are_divided_almost_as_well_as_by_trying_every_set_of_proposers() -
     assert np.mean(shares) > 0.98
 
 
-def total(values: np.ndarray, costs: np.ndarray, chosen: set[int]) -> float:
-    """What all rows gain with these proposers, less their calls."""
-    if not chosen:
+def total(values: np.ndarray, costs: np.ndarray, columns: list[int]) -> float:
+    """What all rows gain with the proposers of these columns, less their calls."""
+    if not columns:
         return 0.0
-    columns = sorted(chosen)
     return float(values[:, columns].max(axis=1).clip(0).sum() - costs[columns].sum())
