@@ -140,8 +140,8 @@ async def _run_rounds(
 
 def _burst(plan: ComparisonPlan, method: str, level: int, number: int) -> list[Request]:
     prompts = mixed_prompts()
-    chosen = [prompts[(number * level + i) % len(prompts)] for i in range(level)]
-    return [Request(messages, plan.max_tokens, proposer=method) for messages in chosen]
+    burst_prompts = [prompts[(number * level + i) % len(prompts)] for i in range(level)]
+    return [Request(messages, plan.max_tokens, proposer=method) for messages in burst_prompts]
 
 
 def mixed_prompts() -> list[Messages]:

@@ -52,8 +52,8 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> Estimate:
     if not sample.size:
         raise ValueError("an estimate needs at least one value")
     rng = np.random.default_rng(_SEED)
-    drawn = rng.integers(0, sample.size, size=(RESAMPLES, sample.size))
-    medians = np.median(sample[drawn], axis=1)
+    indices = rng.integers(0, sample.size, size=(RESAMPLES, sample.size))
+    medians = np.median(sample[indices], axis=1)
     low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
     return Estimate(float(np.median(sample)), float(low), float(high), int(sample.size))
 
@@ -113,9 +113,9 @@ def mean_ratio(clusters: Sequence[Sequence[tuple[float, float]]], level: float =
     # Sums of each cluster in each resample, [clusters, resamples, 2]: drawn once per cluster and
     # combined over the resampled clusters.
     sums = np.stack([_resampled_sums(array, rng) for array in arrays])
-    chosen = rng.integers(0, len(arrays), size=(len(arrays), CLUSTER_RESAMPLES))
+    indices = rng.integers(0, len(arrays), size=(len(arrays), CLUSTER_RESAMPLES))
     shuffled = rng.permuted(np.tile(np.arange(CLUSTER_RESAMPLES), (len(arrays), 1)), axis=1)
-    totals = sums[chosen, shuffled].sum(axis=0)
+    totals = sums[indices, shuffled].sum(axis=0)
     totals = totals[totals[:, 1] > 0]
     low, high = np.quantile(totals[:, 0] / totals[:, 1], [(1 - level) / 2, (1 + level) / 2])
     return Ratio(float(value / base), float(low), float(high), sum(map(len, arrays)))

@@ -30,7 +30,7 @@ def environment_info(command: str, target: str | None = None) -> dict[str, Any]:
         **({} if target is None else {"target": Path(target).name}),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "versions": {name: found for name in LIBRARIES if (found := _version(name))},
+        "versions": {name: version for name in LIBRARIES if (version := _version(name))},
         "processor": _processor(),
         "cores": os.cpu_count(),
         "load_average": os.getloadavg(),
@@ -50,8 +50,8 @@ def write(
         rows: lines of the Markdown file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {**info, "ended_load_average": os.getloadavg(), "results": results}
-    text = json.dumps(whole, indent=1, default=_plain)
+    report = {**info, "ended_load_average": os.getloadavg(), "results": results}
+    text = json.dumps(report, indent=1, default=_plain)
     _replace(folder / f"{name}.json", text + "\n")
     _replace(folder / f"{name}.md", "\n".join(rows) + "\n")
 

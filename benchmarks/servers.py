@@ -155,8 +155,8 @@ class ServerLauncher:
 
 def shared_flags(replaced: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """The flags of every server; `replaced`: arguments in place of those of `ARGUMENTS`."""
-    given = {**ARGUMENTS, **replaced}
-    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    arguments = {**ARGUMENTS, **replaced}
+    words = [word for name, value in arguments.items() for word in (f"--{name}", value)]
     return ["--served-model-name", NAME, "--host", "127.0.0.1", "--enforce-eager", *words]
 
 
@@ -207,9 +207,9 @@ class ServerGroup:
                 raise RuntimeError(f"{self._name} is idle but uses {share:.0%} of a core")
 
     async def _busy_share(self) -> float:
-        before = self.cpu_s()
+        start_s = self.cpu_s()
         await asyncio.sleep(IDLE_S)
-        return (self.cpu_s() - before) / IDLE_S
+        return (self.cpu_s() - start_s) / IDLE_S
 
     def cpu_s(self) -> float:
         """CPU seconds that the server and its child processes have used so far."""
@@ -251,8 +251,8 @@ def _environment(without: Sequence[str]) -> dict[str, str]:
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("SPECGATE_")
     }
-    given = {name: value for name, value in ENVIRONMENT.items() if name not in without}
-    return {**inherited, **given}
+    settings = {name: value for name, value in ENVIRONMENT.items() if name not in without}
+    return {**inherited, **settings}
 
 
 def _free_port() -> int:

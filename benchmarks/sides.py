@@ -38,11 +38,11 @@ def specs_by_name(
 
     Raises `ValueError` for a name that no spec has.
     """
-    known: dict[str, ProposerSpec | None] = {spec.name: spec for spec in specs}
+    by_name: dict[str, ProposerSpec | None] = {spec.name: spec for spec in specs}
     for name in names:
-        if name != NONE and name not in known:
-            raise ValueError(f"no proposer {name!r}; the proposers are {', '.join(known)}")
-    return {name: known.get(name) for name in names}
+        if name != NONE and name not in by_name:
+            raise ValueError(f"no proposer {name!r}; the proposers are {', '.join(by_name)}")
+    return {name: by_name.get(name) for name in names}
 
 
 def supported_sides(sides: Sequence[Side], spec: ProposerSpec | None) -> list[Side]:
@@ -73,6 +73,6 @@ def loaded_specs(
         return specs
     if spec is None:
         return []
-    by_name = {known.name: known for known in specs}
+    by_name = {candidate.name: candidate for candidate in specs}
     # A chain may have a lookup twice.
     return [*(by_name[name] for name in dict.fromkeys(spec.options.get("members", ()))), spec]

@@ -121,7 +121,7 @@ async def measure_speedups(
 
 
 async def _measure_situation(
-    at: Situation,
+    situation: Situation,
     names: Sequence[str],
     system: System,
     prompts: Sequence[Sequence[Messages]],
@@ -129,30 +129,32 @@ async def _measure_situation(
     samples: dict[str, list[Decoding]] = {name: [] for name in names}
     for number, burst in enumerate(prompts):
         for name in names if number % 2 == 0 else reversed(names):
-            requests = [Request(m, at.max_tokens, at.temperature, name) for m in burst]
+            requests = [
+                Request(m, situation.max_tokens, situation.temperature, name) for m in burst
+            ]
             samples[name].append(await measure(system, requests))
-    return [_aggregate(at, name, samples[name], samples[NONE]) for name in names]
+    return [_aggregate(situation, name, samples[name], samples[NONE]) for name in names]
 
 
 def _aggregate(
-    at: Situation, name: str, samples: Sequence[Decoding], plain: Sequence[Decoding]
+    situation: Situation, name: str, samples: Sequence[Decoding], plain: Sequence[Decoding]
 ) -> Speedup:
     """All tokens over all seconds, and over all steps, so that longer bursts weigh more."""
     seconds = sum(sample.seconds for sample in samples)
     tokens = sum(sample.tokens_per_s * sample.seconds for sample in samples)
     steps = sum(sample.tokens_per_s * sample.seconds / sample.tokens_per_step for sample in samples)
     return Speedup(
-        kind=at.kind,
-        temperature=at.temperature,
-        concurrency=at.concurrency,
+        kind=situation.kind,
+        temperature=situation.temperature,
+        concurrency=situation.concurrency,
         proposer=name,
         tokens_per_s=tokens / seconds,
         tokens_per_step=tokens / steps,
-        step_ms=1e3 * seconds * at.concurrency / steps,
+        step_ms=1e3 * seconds * situation.concurrency / steps,
         gain=paired_ratio(
             [sample.tokens_per_s for sample in samples], [sample.tokens_per_s for sample in plain]
         ),
-        max_tokens=at.max_tokens,
+        max_tokens=situation.max_tokens,
         samples=samples,
     )
 
@@ -163,15 +165,15 @@ async def _answer_length(plan: SpeedupPlan, system: System) -> int:
     Estimated from the time of a plain step at the lowest and the highest concurrency; drafts
     reduce the number of steps by about as much as they lengthen a step.
     """
-    few, many = min(plan.levels), max(plan.levels)
+    low, high = min(plan.levels), max(plan.levels)
     prompts = _prompts(plan, plan.kinds[0])
-    fast = await measure(system, [Request(m, PILOT_TOKENS, proposer=NONE) for m in prompts[:few]])
-    slow = await measure(system, [Request(m, PILOT_TOKENS, proposer=NONE) for m in prompts[:many]])
-    per_stream = (slow.step_ms - fast.step_ms) / max(many - few, 1)
+    fast = await measure(system, [Request(m, PILOT_TOKENS, proposer=NONE) for m in prompts[:low]])
+    slow = await measure(system, [Request(m, PILOT_TOKENS, proposer=NONE) for m in prompts[:high]])
+    per_stream = (slow.step_ms - fast.step_ms) / max(high - low, 1)
     per_token_s = 0.0
     for kind in plan.kinds:
         for level, of_level in bursts(_prompts(plan, kind), plan.levels).items():
-            per_token_s += len(of_level) * (fast.step_ms + per_stream * (level - few)) / 1e3
+            per_token_s += len(of_level) * (fast.step_ms + per_stream * (level - low)) / 1e3
     repeated = len(plan.temperatures) * len(plan.names)
     length = plan.minutes * 60 * DECODING_SHARE / (per_token_s * repeated)
     return round(min(max(length, SHORTEST), LONGEST))
@@ -249,5 +251,5 @@ def _cell(result: Speedup) -> str:
     if result.proposer == NONE:
         return f"{result.tokens_per_s:.0f}"
     speedup = result.gain.median
-    shown = f"**{speedup:.2f}**" if speedup >= 1 else f"{speedup:.2f}"
-    return f"{result.tokens_per_s:.0f}, x {shown} ({result.tokens_per_step:.2f})"
+    text = f"**{speedup:.2f}**" if speedup >= 1 else f"{speedup:.2f}"
+    return f"{result.tokens_per_s:.0f}, x {text} ({result.tokens_per_step:.2f})"

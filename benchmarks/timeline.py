@@ -150,12 +150,12 @@ def decoding(streams: Sequence[Timeline]) -> Decoding:
     )
     rates, tokens, steps, seconds = [], 0, 0.0, 0.0
     for stream, begin in zip(streams, begins, strict=True):
-        last = int(np.searchsorted(stream.times_s, end, side="right")) - 1
-        gained = int(stream.tokens[last] - stream.tokens[begin])
-        took = float(stream.times_s[last] - stream.times_s[begin])
+        end_event = int(np.searchsorted(stream.times_s, end, side="right")) - 1
+        gained = int(stream.tokens[end_event] - stream.tokens[begin])
+        took = float(stream.times_s[end_event] - stream.times_s[begin])
         rates.append(gained / took)
         tokens, seconds = tokens + gained, seconds + took
-        steps += gained / stream.tokens_per_step if stream.tokens_per_step else last - begin
+        steps += gained / stream.tokens_per_step if stream.tokens_per_step else end_event - begin
     return Decoding(float(end - start), sum(rates), 1e3 * seconds / steps, tokens / steps)
 
 
@@ -166,7 +166,7 @@ def _first_moment(stream: Timeline, start: float) -> int:
     later.
     """
     times_s = stream.times_s
-    first = int(np.searchsorted(times_s, start))
-    if first == len(times_s):
-        return first
-    return int(np.searchsorted(times_s, times_s[first], side="right")) - 1
+    index = int(np.searchsorted(times_s, start))
+    if index == len(times_s):
+        return index
+    return int(np.searchsorted(times_s, times_s[index], side="right")) - 1

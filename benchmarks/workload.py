@@ -61,11 +61,11 @@ def bursts(prompts: Sequence[Messages], levels: Sequence[int]) -> dict[int, list
         raise ValueError(
             f"concurrency {list(levels)} needs {sum(levels)} prompts; there are {len(prompts)}"
         )
-    left = iter(prompts)
-    shared = {level: [[next(left) for _ in range(level)]] for level in levels}
+    remaining = iter(prompts)
+    shared = {level: [[next(remaining) for _ in range(level)]] for level in levels}
     spare = len(prompts) - sum(levels)
     while open_levels := [level for level in levels if level <= spare]:
         level = min(open_levels, key=lambda level: (level * len(shared[level]), -level))
-        shared[level].append([next(left) for _ in range(level)])
+        shared[level].append([next(remaining) for _ in range(level)])
         spare -= level
     return shared

@@ -311,7 +311,7 @@ BAD_TREES: list[tuple[Check, dict[str, str], str]] = [
     *(
         (
             source_style.bare_names,
-            {"server/a.py": f"{source}\nclass B:\n    to: int", "demo/b.py": source},
+            {"server/a.py": f"{source}\nclass B:\n    to: int", "tests/b.py": source},
             f"server.a:{line} is called {name}",
         )
         for source, line, name in (

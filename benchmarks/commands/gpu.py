@@ -100,12 +100,12 @@ def run(options: argparse.Namespace, command: str) -> int:
     from benchmarks.gpu_check.running import run_stages
 
     plan = _plan(options)
-    wanted = stages(plan)
+    plan_stages = stages(plan)
     if options.stage:
-        names = [stage.name for stage in wanted]
+        names = [stage.name for stage in plan_stages]
         if unknown := [name for name in options.stage if name not in names]:
             raise BadArgument(f"--stage: {unknown[0]!r} is unknown; there are {', '.join(names)}")
-        wanted = [stage for stage in wanted if stage.name in options.stage]
+        plan_stages = [stage for stage in plan_stages if stage.name in options.stage]
     try:
         device = probe(plan.device)
     except NoDevice as error:
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace, command: str) -> int:
     with ResultTable(
         plan.out, "gpu-check", info, HEAD, table_row, lambda results: page(info, results)
     ) as table:
-        run_stages(wanted, plan.out, len(device["devices"]), table.add, _announce)
+        run_stages(plan_stages, plan.out, len(device["devices"]), table.add, _announce)
     print_lines(f"Report: {plan.out / 'gpu-check.md'}")
     return 0 if passed(table.results) else FAILED
 

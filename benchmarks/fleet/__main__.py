@@ -47,11 +47,11 @@ async def _run(options: argparse.Namespace) -> None:
         costs.append(cost)
     if len(costs) > 1:
         print_lines("", growth(costs))
-    one = await traffic()
+    sizes = await traffic()
     print_lines(
         "",
-        f"A replica has {one.series} series in {one.metrics_bytes / 1e3:.0f} kB of /metrics; "
-        f"GET /v1/spec_method is {one.spec_method_bytes / 1e3:.1f} kB after 100 switches.",
+        f"A replica has {sizes.series} series in {sizes.metrics_bytes / 1e3:.0f} kB of /metrics; "
+        f"GET /v1/spec_method is {sizes.spec_method_bytes / 1e3:.1f} kB after 100 switches.",
     )
 
 

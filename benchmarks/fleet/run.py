@@ -70,7 +70,7 @@ class ReplicaTraffic:
 @asynccontextmanager
 async def replicas(number: int, per_process: int) -> AsyncIterator[tuple[list[str], list[int]]]:
     """Starts replicas. Yields their URLs and the ids of their processes."""
-    sizes = [min(per_process, number - first) for first in range(0, number, per_process)]
+    sizes = [min(per_process, number - start) for start in range(0, number, per_process)]
     processes = [_start(size) for size in sizes]
     try:
         lines = [await asyncio.to_thread(_read_line, process) for process in processes]
@@ -114,15 +114,15 @@ async def _measure(urls: Sequence[str], rounds: int, processes: int, memory_mb: 
     async with fleet_client(None, PoolPerReplica()) as client:
         fleet = HttpFleet(client, [Address(url) for url in urls])
         for i in range(rounds + 1):
-            begun = time.process_time()
+            start_s = time.process_time()
             report = await switch_fleet(fleet, FleetSwitch(METHODS[i % 2]))
             if report.outcome != FleetOutcome.SWITCHED:
                 raise RuntimeError(f"a switch ended as {report.outcome}: {report.obstacle}")
             if i:
-                cpu.append((time.process_time() - begun) * 1e3)
+                cpu.append((time.process_time() - start_s) * 1e3)
                 check.append(report.check_ms)
                 took.append(report.took_ms)
-    set_ms = [whole - first for whole, first in zip(took, check, strict=True)]
+    set_ms = [took_ms - check_ms for took_ms, check_ms in zip(took, check, strict=True)]
     return FleetCost(len(urls), check, set_ms, took, cpu, processes, memory_mb)
 
 
@@ -132,10 +132,10 @@ async def traffic() -> ReplicaTraffic:
         fleet = HttpFleet(client, [Address(urls[0])])
         for i in range(100):
             await switch_fleet(fleet, FleetSwitch(METHODS[i % 2]))
-        scraped, shown = await asyncio.gather(
+        scraped, answer = await asyncio.gather(
             client.get(f"{urls[0]}/metrics"), client.get(f"{urls[0]}/v1/spec_method")
         )
-        return ReplicaTraffic(_series(scraped), len(scraped.content), len(shown.content))
+        return ReplicaTraffic(_series(scraped), len(scraped.content), len(answer.content))
 
 
 def _series(scraped: httpx.Response) -> int:

@@ -22,7 +22,7 @@ HEAD = [(b"cache-control", b"no-cache"), (b"content-type", b"text/event-stream; 
 
 def bare_app(recordings: Sequence[RecordedStream], step_s: float) -> ASGIApp:
     """The app; a body that was not recorded is answered with 404."""
-    by_body = {one.body: one.steps() for one in recordings}
+    by_body = {recording.body: recording.steps() for recording in recordings}
     clock = StepClock(step_s)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -56,23 +56,23 @@ class _Connection(asyncio.Protocol):
         now_s = time.monotonic()
         stream = self.stream
         stream.num_bytes += len(data)
-        found = data.count(EVENT_END)
+        num_events = data.count(EVENT_END)
         if data[:1] == b"\n" and self._tail[-1:] == b"\n":
-            found += 1
-        if found == 1:
+            num_events += 1
+        if num_events == 1:
             stream.arrivals_s.append(now_s)
-        elif found:
-            stream.arrivals_s.extend([now_s] * found)
+        elif num_events:
+            stream.arrivals_s.extend([now_s] * num_events)
         self._tail = data if len(data) >= len(STREAM_END) else self._tail + data
 
     def connection_lost(self, exc: Exception | None) -> None:
-        found = len(self.stream.arrivals_s)
+        num_events = len(self.stream.arrivals_s)
         if exc is not None:
             self.stream.problem = str(exc) or type(exc).__name__
         elif not self._tail.endswith(STREAM_END):
-            self.stream.problem = f"ended after {found} events with {self._tail[-200:]!r}"
-        elif found != self._num_events:
-            self.stream.problem = f"has {found} events instead of {self._num_events}"
+            self.stream.problem = f"ended after {num_events} events with {self._tail[-200:]!r}"
+        elif num_events != self._num_events:
+            self.stream.problem = f"has {num_events} events instead of {self._num_events}"
         if not self.closed.done():
             self.closed.set_result(None)
 

@@ -63,9 +63,9 @@ def split_cost(
     return Cost(
         side,
         answer,
-        request_us=[before for before, _ in cpu_us],
-        event_us=[(whole - before) / (long - short) for before, whole in cpu_us],
-        stream_us=[whole for _, whole in cpu_us],
+        request_us=[short_us for short_us, _ in cpu_us],
+        event_us=[(long_us - short_us) / (long - short) for short_us, long_us in cpu_us],
+        stream_us=[long_us for _, long_us in cpu_us],
     )
 
 
@@ -92,15 +92,17 @@ def latency(
     rss_bytes: int,
 ) -> Latency:
     """The figures of streams that were sent at the same load."""
-    first = distribution([1e3 * (one.arrivals_s[0] - one.sent_s) for one in streams])
-    lag = distribution([1e3 * s for one in streams for s in lags_s(one, recording, step_s)])
-    assert first is not None
+    first_events = distribution(
+        [1e3 * (stream.arrivals_s[0] - stream.sent_s) for stream in streams]
+    )
+    lag = distribution([1e3 * s for stream in streams for s in lags_s(stream, recording, step_s)])
+    assert first_events is not None
     assert lag is not None
-    num_events = sum(len(one.arrivals_s) for one in streams)
+    num_events = sum(len(stream.arrivals_s) for stream in streams)
     return Latency(
         side=side,
         requests=len(streams),
-        first=first,
+        first=first_events,
         lag=lag,
         busy=cpu_s / seconds,
         event_us=1e6 * cpu_s / num_events,

@@ -95,7 +95,7 @@ async def profile(plan: GatewayPlan, streams: int) -> tuple[Path, int]:
     path.unlink(missing_ok=True)
     answer = Answer(plan.tokens, plan.deltas[0])
     async with running_sides(Setup("fake", [answer], 0, plan.folder, path)) as sides:
-        side = next(one for one in sides if one.name == SPECGATE)
+        side = next(candidate for candidate in sides if candidate.name == SPECGATE)
         load = side.loads[answer]
         await load.in_turn(CONCURRENCY, CONCURRENCY)
         side.server.signal(BEGIN)

@@ -104,7 +104,8 @@ async def running_sides(setup: Setup) -> AsyncIterator[list[Side]]:
 
 def _side(name: str, server: ServerGroup, recorded: Mapping[Answer, RecordedStream]) -> Side:
     loads = {
-        answer: Load(server.port, one.body, len(one.events)) for answer, one in recorded.items()
+        answer: Load(server.port, stream.body, len(stream.events))
+        for answer, stream in recorded.items()
     }
     return Side(name, server, loads, recorded)
 

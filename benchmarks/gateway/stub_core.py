@@ -44,7 +44,7 @@ class ReplayingClient:
 
     def _make_steps(self, num_tokens: int) -> list[list[int]]:
         deltas = made_deltas(self._vocabulary, SpecMethod("replayed", self._delta - 1), num_tokens)
-        return [list(one.token_ids) for one in deltas]
+        return [list(delta.token_ids) for delta in deltas]
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
         """Generation only."""
@@ -70,7 +70,9 @@ class ReplayingClient:
             self._step = self._clock.next_step()
         await self._clock.reach(self._step)
         self._step += 1
-        return compat.EngineCoreOutputs(outputs=[self._next(one) for one in tuple(self._live)])
+        return compat.EngineCoreOutputs(
+            outputs=[self._next(request) for request in tuple(self._live)]
+        )
 
     def _next(self, request_id: str) -> Any:
         steps, number = self._live[request_id], self._sent[request_id]

@@ -39,7 +39,7 @@ def _cost_rows(costs: Sequence[Cost]) -> Iterator[str]:
     )
     yield "|---|---|---|---|---|---|"
     for cost in costs:
-        base = next(one for one in costs if one.side == BARE and one.answer == cost.answer)
+        base = next(each for each in costs if each.side == BARE and each.answer == cost.answer)
         ratio = "" if cost is base else paired_ratio(cost.event_us, base.event_us).text()
         yield (
             f"| {cost.side} | {cost.answer.delta} | {statistics.median(cost.event_us):.1f} "
@@ -54,14 +54,14 @@ def _latency_rows(latencies: Sequence[Latency]) -> Iterator[str]:
         "| added p50 | p99 | busy cores | CPU us per event | RSS MB |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
-    base = next(one for one in latencies if one.side == BARE)
-    for one in latencies:
-        cells = [one.side, str(one.requests)]
-        for own, bare in ((one.lag, base.lag), (one.first, base.first)):
-            cells += [f"{own.p50:.2f}", f"{own.p99:.2f}"]
-            added = (own.p50 - bare.p50, own.p99 - bare.p99)
-            cells += ["", ""] if one is base else [f"{ms:+.2f}" for ms in added]
-        cells += [f"{one.busy:.2f}", f"{one.event_us:.1f}", f"{one.rss_mb:.0f}"]
+    base = next(each for each in latencies if each.side == BARE)
+    for each in latencies:
+        cells = [each.side, str(each.requests)]
+        for latency, bare in ((each.lag, base.lag), (each.first, base.first)):
+            cells += [f"{latency.p50:.2f}", f"{latency.p99:.2f}"]
+            added = (latency.p50 - bare.p50, latency.p99 - bare.p99)
+            cells += ["", ""] if each is base else [f"{ms:+.2f}" for ms in added]
+        cells += [f"{each.busy:.2f}", f"{each.event_us:.1f}", f"{each.rss_mb:.0f}"]
         yield "| " + " | ".join(cells) + " |"
 
 
@@ -69,9 +69,11 @@ def profile_rows(path: Path, num_events: int) -> Iterator[str]:
     """The functions with the most time of their own, per event of the profiled streams."""
     yield "| function | calls per event | own us | cumulative us |"
     yield "|---|---|---|---|"
-    found = []
-    for (file, _, name), (_, calls, own, total, _) in pstats.Stats(str(path)).stats.items():  # type: ignore[attr-defined]
+    functions = []
+    for (file, _, name), (_, calls, own_s, total, _) in pstats.Stats(str(path)).stats.items():  # type: ignore[attr-defined]
         place = f"{Path(file).stem}.{name}" if file.endswith(".py") else name
-        found.append((1e6 * own / num_events, 1e6 * total / num_events, calls / num_events, place))
-    for own_us, total_us, calls_per_event, place in sorted(found, reverse=True)[:SHOWN]:
+        functions.append(
+            (1e6 * own_s / num_events, 1e6 * total / num_events, calls / num_events, place)
+        )
+    for own_us, total_us, calls_per_event, place in sorted(functions, reverse=True)[:SHOWN]:
         yield f"| `{place}` | {calls_per_event:.2f} | {own_us:.2f} | {total_us:.2f} |"

@@ -29,12 +29,12 @@ def probe(device: Device) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise NoDevice(f"no answer from the device within {LIMIT_S:.0f} s") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise NoDevice(f"torch cannot be asked for devices: {last}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    if not found["devices"]:
-        raise NoDevice(f"no GPU: torch {found['torch']} finds none")
-    return found
+        last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise NoDevice(f"torch cannot be asked for devices: {last_line}")
+    properties: dict[str, Any] = json.loads(done.stdout)
+    if not properties["devices"]:
+        raise NoDevice(f"no GPU: torch {properties['torch']} finds none")
+    return properties
 
 
 def main(kind: str) -> None:

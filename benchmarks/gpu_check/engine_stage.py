@@ -117,11 +117,11 @@ class EngineCheck:
         if not self._task.stock_texts:
             return None
         path = Path(self._task.stock_texts)
-        kept = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        if kept.get("of") != self._task.texts_of:
+        stored_texts = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if stored_texts.get("of") != self._task.texts_of:
             print("stock vLLM's texts are missing: run the stage `stock`", flush=True)
             return None
-        return [tuple(text) for text in kept["texts"]]
+        return [tuple(text) for text in stored_texts["texts"]]
 
     async def _check_proposer(self, spec: ProposerSpec, plain: Sequence[Tokens]) -> None:
         for sampled in (False, True):
@@ -135,17 +135,19 @@ class EngineCheck:
             if not drafted and needs(spec, self._specs).runs_model and not method.constraint:
                 self.problems.append(f"{name}: it never drafted")
 
-    async def _compare(self, name: str, run: TextRun, wanted: Sequence[Tokens] | None) -> None:
+    async def _compare(
+        self, name: str, run: TextRun, expected_texts: Sequence[Tokens] | None
+    ) -> None:
         """Adds a row, and what is wrong with the texts or with the proposers."""
         row: dict[str, Any] = {"method": name, "tokens/s": run.tokens_per_s}
-        if wanted is None:
+        if expected_texts is None:
             row["same texts"] = NOT_COMPARED
         else:
-            gaps = await self._texts.gaps(run.texts, wanted)
-            same = sum(gap is None for gap in gaps)
-            row["same texts"] = f"{same} of {len(gaps)}"
+            gaps = await self._texts.gaps(run.texts, expected_texts)
+            num_equal = sum(gap is None for gap in gaps)
+            row["same texts"] = f"{num_equal} of {len(gaps)}"
             row["largest gap"] = max((gap for gap in gaps if gap is not None), default=0.0)
-            tie, different = self._task.tie, len(gaps) - same
+            tie, different = self._task.tie, len(gaps) - num_equal
             if tie is None and different:
                 self.problems.append(f"{name}: {different} of {len(gaps)} texts differ; none may")
             elif tie is not None and row["largest gap"] > tie:
@@ -172,8 +174,8 @@ def main(text: str) -> None:
     task = EngineTask.from_json(text)
     check = EngineCheck(task)
     asyncio.run(check.run())
-    found = {"rows": check.rows, "problems": check.problems}
-    Path(task.result).write_text(json.dumps(found), "utf-8")
+    results = {"rows": check.rows, "problems": check.problems}
+    Path(task.result).write_text(json.dumps(results), "utf-8")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def read_prompts(target: str, count: int) -> list[Tokens]:
     return prompts
 
 
-def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
+def first_difference(tokens: Sequence[int], other_tokens: Sequence[int]) -> int | None:
     """Where two texts differ first; `None` if they are equal as far as both go."""
-    pairs = enumerate(zip(some, others, strict=False))
-    return next((i for i, (one, other) in pairs if one != other), None)
+    pairs = enumerate(zip(tokens, other_tokens, strict=False))
+    return next((i for i, (token, other) in pairs if token != other), None)

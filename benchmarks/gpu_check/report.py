@@ -10,8 +10,8 @@ HEAD = ("| stage | shows | result | s |", "|---|---|---|---|")
 
 def table_row(result: StageResult) -> str:
     """A stage's row of the table under `HEAD`."""
-    told = f"{result.outcome}: {result.reason}" if result.reason else str(result.outcome)
-    return f"| {result.name} | {result.purpose} | {_cell(told)} | {result.seconds:.0f} |"
+    outcome = f"{result.outcome}: {result.reason}" if result.reason else str(result.outcome)
+    return f"| {result.name} | {result.purpose} | {_cell(outcome)} | {result.seconds:.0f} |"
 
 
 def passed(results: Sequence[StageResult]) -> bool:
@@ -37,9 +37,9 @@ def page(info: Mapping[str, Any], results: Sequence[StageResult]) -> list[str]:
 
 def _verdict(info: Mapping[str, Any], results: Sequence[StageResult]) -> Iterator[str]:
     ran = [result for result in results if result.outcome is not Outcome.SKIPPED]
-    told = "every one passed" if passed(results) else "not every one passed"
+    verdict = "every one passed" if passed(results) else "not every one passed"
     minutes = sum(result.seconds for result in ran) / 60
-    yield f"{len(ran)} stages ran; {told}. {minutes:.0f} minutes on {_told(info['devices'])}."
+    yield f"{len(ran)} stages ran; {verdict}. {minutes:.0f} minutes on {_told(info['devices'])}."
     if skipped := [result.name for result in results if result.outcome is Outcome.SKIPPED]:
         yield f"Left out: {', '.join(skipped)}."
     if failed := [result.name for result in ran if result.outcome is not Outcome.PASSED]:
@@ -72,7 +72,7 @@ def _told(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_told(one)}" for name, one in value.items()) or "none"
+        return ", ".join(f"{name} {_told(entry)}" for name, entry in value.items()) or "none"
     if isinstance(value, list | tuple):
         return "; ".join(map(_told, value)) or "none"
     return str(value)

@@ -103,9 +103,9 @@ def run_stage(stage: Stage, out: Path) -> StageResult:
     status = _run(stage, log)
     seconds = time.monotonic() - began
     lines = log.read_text("utf-8", "replace").splitlines()
-    outcome, reason, found = _judge(stage, status, lines)
+    outcome, reason, figures = _judge(stage, status, lines)
     passed = outcome is Outcome.PASSED
-    rows = found.get("rows", ()) if stage.rows_of_log is None else stage.rows_of_log(lines)
+    rows = figures.get("rows", ()) if stage.rows_of_log is None else stage.rows_of_log(lines)
     return StageResult(
         stage.name,
         stage.purpose,
@@ -113,7 +113,7 @@ def run_stage(stage: Stage, out: Path) -> StageResult:
         seconds,
         reason,
         rows,
-        found.get("problems", ()),
+        figures.get("problems", ()),
         log.name,
         () if passed else lines[-LOG_END:],
         stage.reading,
@@ -133,8 +133,8 @@ def cause_in(lines: Sequence[str]) -> str:
     vLLM's process has the cause. The one that started it fails later, because that one ended.
     """
     logged = [m["text"].strip() for line in lines if (m := _VLLM_LINE.match(line))]
-    first = next(filter(_ERROR.match, logged), None)
-    return first or next(filter(_ERROR.match, reversed(lines)), "")
+    error_line = next(filter(_ERROR.match, logged), None)
+    return error_line or next(filter(_ERROR.match, reversed(lines)), "")
 
 
 def _run(stage: Stage, log: Path) -> int | None:
@@ -168,9 +168,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_S)
-    for one in started:  # servers have process groups of their own
+    for child in started:  # servers have process groups of their own
         with suppress(psutil.NoSuchProcess):
-            one.kill()
+            child.kill()
     process.kill()
     process.wait()
 
@@ -178,18 +178,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _judge(
     stage: Stage, status: int | None, lines: Sequence[str]
 ) -> tuple[Outcome, str, Mapping[str, Any]]:
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     if stage.result.is_file():
         with suppress(ValueError):  # of a process that was killed while it wrote
-            found = json.loads(stage.result.read_text("utf-8"))
+            figures = json.loads(stage.result.read_text("utf-8"))
     if status is None:
-        return Outcome.TIMED_OUT, f"not done after {stage.limit_s:.0f} s", found
-    if status or not found:
+        return Outcome.TIMED_OUT, f"not done after {stage.limit_s:.0f} s", figures
+    if status or not figures:
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        reason = how if found else f"{how}, without a result"
+        reason = how if figures else f"{how}, without a result"
         cause = cause_in(lines)
-        return Outcome.CRASHED, f"{reason}: {cause}" if cause else reason, found
-    if problems := found.get("problems"):
+        return Outcome.CRASHED, f"{reason}: {cause}" if cause else reason, figures
+    if problems := figures.get("problems"):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        return Outcome.FAILED, f"{problems[0]}{more}", found
-    return Outcome.PASSED, "", found
+        return Outcome.FAILED, f"{problems[0]}{more}", figures
+    return Outcome.PASSED, "", figures

@@ -26,8 +26,8 @@ def main(folder: str, result: str, *words: str) -> int:
         return specgate(["bench", "compare", "--out", folder, *words])
     finally:
         if compared.is_file():
-            found = json.loads(compared.read_text("utf-8"))
-            rows = [row_of(one) for one in found["results"]]
+            comparison = json.loads(compared.read_text("utf-8"))
+            rows = [row_of(cell) for cell in comparison["results"]]
             Path(result).write_text(json.dumps({"rows": rows, "problems": []}), "utf-8")
 
 

@@ -38,8 +38,8 @@ def main(text: str) -> None:
                 texts[int(output.request_id.split("-")[0])] = list(completions[0].token_ids)
     seconds = time.perf_counter() - began
     ordered = [texts[i] for i in range(len(prompts))]
-    kept = {"of": task.texts_of, "texts": ordered}
-    Path(task.stock_texts).write_text(json.dumps(kept), "utf-8")
+    stored_texts = {"of": task.texts_of, "texts": ordered}
+    Path(task.stock_texts).write_text(json.dumps(stored_texts), "utf-8")
     row = {"prompts": len(prompts), "tokens/s": sum(map(len, ordered)) / seconds}
     Path(task.result).write_text(json.dumps({"rows": [row], "problems": []}), "utf-8")
 

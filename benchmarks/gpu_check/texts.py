@@ -70,30 +70,30 @@ class Texts:
         began = time.perf_counter()
         turn = cycle(methods)
         spec = SpecDecodeParams(next(turn))
-        others = [
-            asyncio.create_task(self._one(prompt, spec, None)) for prompt in self._prompts[1:]
-        ]
-        first: list[int] = []
+        tasks = [asyncio.create_task(self._one(prompt, spec, None)) for prompt in self._prompts[1:]]
+        first_text: list[int] = []
         switched = 0
         async for delta in self._engine.generate(self._request(self._prompts[0], spec, None)):
-            first += delta.token_ids
-            if len(first) >= (switched + 1) * SWITCH_EVERY:
+            first_text += delta.token_ids
+            if len(first_text) >= (switched + 1) * SWITCH_EVERY:
                 switched += 1
                 self._epoch += 1
                 await self._engine.switch(Switch(next(turn), self._epoch), running=True)
-        texts = [tuple(first), *await asyncio.gather(*others)]
+        texts = [tuple(first_text), *await asyncio.gather(*tasks)]
         return TextRun(texts, time.perf_counter() - began)
 
-    async def gaps(self, texts: Sequence[Tokens], wanted: Sequence[Tokens]) -> list[float | None]:
+    async def gaps(
+        self, texts: Sequence[Tokens], expected_texts: Sequence[Tokens]
+    ) -> list[float | None]:
         """How far each text is from a greedy one: `None` if it is the wanted one.
 
         Otherwise the most by which one of its tokens is less likely than the likeliest one in its
         place, in log probability. That tells a tie from a mistake also after the texts have parted.
         """
         gaps: list[float | None] = []
-        for prompt, text, other in zip(self._prompts, texts, wanted, strict=True):
-            same = len(text) == len(other) and first_difference(text, other) is None
-            gaps.append(None if same else await self._gap(prompt, text))
+        for prompt, text, other in zip(self._prompts, texts, expected_texts, strict=True):
+            is_equal = len(text) == len(other) and first_difference(text, other) is None
+            gaps.append(None if is_equal else await self._gap(prompt, text))
         return gaps
 
     async def _gap(self, prompt: Tokens, text: Tokens) -> float:

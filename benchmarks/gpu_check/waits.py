@@ -32,7 +32,7 @@ def name_callers() -> None:
     for every `Tensor.to` and `Tensor.copy_`. Warnings of copies are shown every time, too: vLLM
     leaves Python's default, which is once for each line.
     """
-    shown = warnings.showwarning
+    show_warning = warnings.showwarning
 
     def show(
         message: Warning | str,
@@ -44,7 +44,7 @@ def name_callers() -> None:
     ) -> None:
         if _WAIT in str(message):
             filename, lineno = _caller() or (filename, lineno)
-        shown(message, category, filename, lineno, file, line)
+        show_warning(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
     warnings.filterwarnings("always", message=f".*{_COPY}", category=UserWarning)
@@ -69,26 +69,26 @@ def waits_in(lines: Iterable[str]) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     run: str | None = None
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for line in lines:
         if line.startswith(RUN):
-            run, found = line.removeprefix(RUN), Counter()
+            run, counts = line.removeprefix(RUN), Counter()
         elif run is not None and (steps := _STEPS.match(line)):
-            rows.append(_row(run, int(steps[1]), found))
+            rows.append(_row(run, int(steps[1]), counts))
             run = None
         elif run is not None and (place := _place(line)):
-            found[place] += 1
+            counts[place] += 1
     return rows
 
 
-def _row(run: str, steps: int, found: Counter[str]) -> dict[str, Any]:
-    each = {where: times / max(steps, 1) for where, times in found.most_common()}
-    own = sum(times for where, times in each.items() if where.startswith(_OWN))
+def _row(run: str, steps: int, counts: Counter[str]) -> dict[str, Any]:
+    each = {where: times / max(steps, 1) for where, times in counts.most_common()}
+    own_waits = sum(times for where, times in each.items() if where.startswith(_OWN))
     return {
         "method": run,
         "steps": steps,
-        "Specgate's waits a step": own,
-        "vLLM's waits a step": sum(each.values()) - own,
+        "Specgate's waits a step": own_waits,
+        "vLLM's waits a step": sum(each.values()) - own_waits,
         "where": each,
     }
 
@@ -108,6 +108,6 @@ def _shortened(path: str) -> str:
     parts = PurePath(path).parts
     for root in _ROOTS:
         if root in parts:
-            at = len(parts) - 1 - parts[::-1].index(root)
-            return "/".join(parts[at + (root == "site-packages") :])
+            index = len(parts) - 1 - parts[::-1].index(root)
+            return "/".join(parts[index + (root == "site-packages") :])
     return path

@@ -84,7 +84,7 @@ class OpenLoop:
         """Arrival of `count` requests in seconds after the start; equal for equal seeds."""
         scale = 1 / (self.rate * self.burstiness)
         gaps = np.random.default_rng(seed).gamma(self.burstiness, scale, count)
-        return [float(at) for at in np.cumsum(gaps)]
+        return [float(time_s) for time_s in np.cumsum(gaps)]
 
 
 Arrivals = ClosedLoop | Ramp | OpenLoop

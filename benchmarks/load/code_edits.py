@@ -30,11 +30,11 @@ def code_edits(measured: Sequence[MeasuredPrompt], halves: Mapping[str, Split]) 
     edits: list[Prompt] = []
     seen: set[str] = set()
     for prompt in measured:
-        found = _CODE.search(prompt.reference)
-        if found is None or (code := prompt.reference[found.start() :]) in seen:
+        match = _CODE.search(prompt.reference)
+        if match is None or (code := prompt.reference[match.start() :]) in seen:
             continue
         seen.add(code)
-        old = found[1]
+        old = match[1]
         form = _FORMS[len(edits) % len(_FORMS)]
         question = form.format(old=old, new=_renamed(old))
         content = f"{code}\n\n{question}"

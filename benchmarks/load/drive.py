@@ -100,16 +100,16 @@ class Driver:
         """What was measured so far. Answers are parsed here, not while others are measured."""
         return [
             measured(
-                sent.reply,
-                sent.sent,
-                index=sent.request.index,
-                prompt=sent.request.prompt.id,
-                label=sent.request.prompt.label,
-                temperature=sent.request.temperature,
-                sent_s=round(sent.sent - self._start, 6),
-                late_ms=round(max(1e3 * (sent.sent - self._start - sent.planned_s), 0.0), 3),
+                request.reply,
+                request.sent,
+                index=request.request.index,
+                prompt=request.request.prompt.id,
+                label=request.request.prompt.label,
+                temperature=request.request.temperature,
+                sent_s=round(request.sent - self._start, 6),
+                late_ms=round(max(1e3 * (request.sent - self._start - request.planned_s), 0.0), 3),
             )
-            for sent in self._sent
+            for request in self._sent
         ]
 
     async def run(self, arrivals: Arrivals, seed: int) -> None:
@@ -122,12 +122,12 @@ class Driver:
                 await self._send_while(arrivals.limit, group)
 
     async def _send_at(self, times_s: Sequence[float], group: asyncio.TaskGroup) -> None:
-        for at in times_s:
-            request = self._next(at)
+        for time_s in times_s:
+            request = self._next(time_s)
             if request is None:
                 break
-            await asyncio.sleep(self._start + at - time.perf_counter())
-            group.create_task(self._send(request, at))
+            await asyncio.sleep(self._start + time_s - time.perf_counter())
+            group.create_task(self._send(request, time_s))
 
     async def _send_while(self, limit: Callable[[float], int], group: asyncio.TaskGroup) -> None:
         while True:
@@ -154,11 +154,11 @@ class Driver:
         return next(self._phases[phase], None)
 
     async def _send(self, request: PlannedRequest, planned_s: float | None) -> None:
-        body, sent = request.body(self._target), time.perf_counter()
+        body, sent_s = request.body(self._target), time.perf_counter()
         reply = await self._target.endpoint.post(request.prompt.path, body, self._time_limit_s)
         self._end = time.perf_counter()
-        at = sent - self._start if planned_s is None else planned_s
-        self._sent.append(_Sent(request, sent, at, reply))
+        due_s = sent_s - self._start if planned_s is None else planned_s
+        self._sent.append(_Sent(request, sent_s, due_s, reply))
         self._on_end(reply)
         if planned_s is None and reply.retry_after_s:
             await self._back_off(reply.retry_after_s)

@@ -140,9 +140,9 @@ def latencies(samples: Sequence[Sample]) -> Latencies:
 
 def tokens_per_step(samples: Sequence[Sample]) -> float | None:
     """All decode tokens over all decode steps; the first token belongs to the prefill."""
-    known = [(s.tokens - 1, s.tokens_per_step) for s in samples if s.tokens_per_step]
-    steps = sum(tokens / per_step for tokens, per_step in known)
-    return sum(tokens for tokens, _ in known) / steps if steps else None
+    lengths = [(s.tokens - 1, s.tokens_per_step) for s in samples if s.tokens_per_step]
+    steps = sum(tokens / per_step for tokens, per_step in lengths)
+    return sum(tokens for tokens, _ in lengths) / steps if steps else None
 
 
 def _of_label(samples: Sequence[Sample], label: str) -> LabelFigures:

@@ -45,23 +45,23 @@ def pairs(passes: Sequence[Pass], base: Sequence[Pass], slo: Mapping[str, float]
     empty.
     """
     theirs = {each.repetition: each for each in base if each.is_complete}
-    both = [
+    pass_pairs = [
         (each, theirs[each.repetition])
         for each in passes
         if each.is_complete and each.repetition in theirs
     ]
-    labels = dict.fromkeys(s.label for each, _ in both for s in each.samples)
+    labels = dict.fromkeys(s.label for each, _ in pass_pairs for s in each.samples)
     return Pairs(
         condition=passes[0].condition,
         side=passes[0].side,
         base=base[0].side if base else "",
-        tokens_per_s=_by_repetition(both, lambda s: s.tokens),
-        good_per_s=_by_repetition(both, lambda s: is_good(s, slo)) if slo else None,
-        ttft=_by_request(both, LATENCIES["ttft"]),
-        tpot=_by_request(both, LATENCIES["tpot"]),
-        e2e=_by_request(both, LATENCIES["e2e"]),
+        tokens_per_s=_by_repetition(pass_pairs, lambda s: s.tokens),
+        good_per_s=_by_repetition(pass_pairs, lambda s: is_good(s, slo)) if slo else None,
+        ttft=_by_request(pass_pairs, LATENCIES["ttft"]),
+        tpot=_by_request(pass_pairs, LATENCIES["tpot"]),
+        e2e=_by_request(pass_pairs, LATENCIES["e2e"]),
         e2e_by_label={
-            label: _by_request(both, LATENCIES["e2e"], label) for label in sorted(labels)
+            label: _by_request(pass_pairs, LATENCIES["e2e"], label) for label in sorted(labels)
         },
     )
 
@@ -75,26 +75,26 @@ def overall(ratios: Sequence[Pairs]) -> float | None:
 
 
 def _by_repetition(
-    both: Sequence[tuple[Pass, Pass]], amount: Callable[[Sample], float]
+    pass_pairs: Sequence[tuple[Pass, Pass]], amount: Callable[[Sample], float]
 ) -> Ratio | None:
     rates = [
         [sum(map(amount, each.samples)) / each.seconds for each in pair]
-        for pair in both
+        for pair in pass_pairs
         if all(each.seconds for each in pair)
     ]
     if not rates or not all(base for _, base in rates):
         return None
-    found = paired_ratio([rate for rate, _ in rates], [base for _, base in rates])
-    return Ratio(found.median, found.low, found.high, found.count)
+    ratio = paired_ratio([rate for rate, _ in rates], [base for _, base in rates])
+    return Ratio(ratio.median, ratio.low, ratio.high, ratio.count)
 
 
 def _by_request(
-    both: Sequence[tuple[Pass, Pass]],
+    pass_pairs: Sequence[tuple[Pass, Pass]],
     latency: Callable[[Sample], float | None],
     label: str | None = None,
 ) -> Ratio | None:
     clusters = []
-    for each, base in both:
+    for each, base in pass_pairs:
         of_base = {s.index: latency(s) for s in base.samples if s.error is None}
         cluster = [
             (value, other)

@@ -81,19 +81,19 @@ def latency_curves(number: int, passes: Sequence[Pass], sides: Sequence[str]) ->
 def label_bars(number: int, result: ConditionResults, sides: Sequence[str]) -> str:
     """Mean end-to-end latency and tokens per step for each label."""
     labels = list(dict.fromkeys(label for f in result.figures for label in f.by_label))
-    found = {f.side: f.by_label for f in result.figures}
+    figures = {f.side: f.by_label for f in result.figures}
 
     def draw(axes: Sequence[Any]) -> None:
         latency = [
             [
-                _mean(found[side][la].latencies.e2e) if la in found.get(side, {}) else 0.0
+                _mean(figures[side][la].latencies.e2e) if la in figures.get(side, {}) else 0.0
                 for la in labels
             ]
             for side in sides
         ]
         steps = [
             [
-                (found[side][la].tokens_per_step or 0.0) if la in found.get(side, {}) else 0.0
+                (figures[side][la].tokens_per_step or 0.0) if la in figures.get(side, {}) else 0.0
                 for la in labels
             ]
             for side in sides
@@ -123,7 +123,7 @@ def timeline(number: int, passes: Sequence[Pass], sides: Sequence[str]) -> str:
         axis.grid(alpha=0.25)
         if isinstance(arrivals, Ramp):
             other = axis.twinx()
-            limits = [arrivals.limit(at) for at in middles]
+            limits = [arrivals.limit(middle_s) for middle_s in middles]
             other.plot(middles, limits, color=FOREGROUND, alpha=0.35, drawstyle="steps-mid")
             other.set(ylabel="concurrency", ylim=(0, None))
             other.spines["right"].set_visible(True)
@@ -143,7 +143,7 @@ def token_rate(each: Pass, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.flo
     times: list[float] = []
     tokens: list[int] = []
     for sample in each.samples:
-        times += [sample.sent_s + at / 1e3 for at in sample.times_ms]
+        times += [sample.sent_s + offset_ms / 1e3 for offset_ms in sample.times_ms]
         tokens += np.diff(sample.emitted, prepend=0).tolist()
     counted, _ = np.histogram(times, bins=edges, weights=tokens)
     return counted / np.diff(edges)

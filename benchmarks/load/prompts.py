@@ -54,7 +54,7 @@ def prompts_in(split: Split, prompts: Sequence[Prompt]) -> list[Prompt]:
     if split == Split.ALL:
         return list(prompts)
     counts: dict[str, int] = {}
-    chosen = []
+    in_split = []
     for prompt in prompts:
         half = prompt.half
         if half is None:
@@ -62,5 +62,5 @@ def prompts_in(split: Split, prompts: Sequence[Prompt]) -> list[Prompt]:
             counts[prompt.label] = number + 1
             half = Split.REPORT if number % 2 else Split.TUNE
         if half == split:
-            chosen.append(prompt)
-    return chosen
+            in_split.append(prompt)
+    return in_split

@@ -105,14 +105,14 @@ def write(
     report.write(folder, NAME, {**info, **described(run)}, named, lines)
     with (folder / f"{NAME}.jsonl").open("w", encoding="utf-8") as file:
         for number, each in enumerate(run.passes):
-            known = {
+            pass_fields = {
                 "pass": number,
                 "condition": each.condition.name,
                 "repetition": each.repetition,
                 "side": each.side,
             }
             for sample in sorted(each.samples, key=lambda sample: sample.index):
-                file.write(json.dumps({**known, **asdict(sample)}) + "\n")
+                file.write(json.dumps({**pass_fields, **asdict(sample)}) + "\n")
 
 
 def described(run: LoadRun) -> dict[str, Any]:

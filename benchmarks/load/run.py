@@ -130,13 +130,13 @@ class LoadRun:
             self.targets.append(target)
         workloads = {workload.name: workload for workload in self.plan.workloads}
         for condition in self.plan.conditions:
-            before = len(self.passes)
+            start = len(self.passes)
             self.watcher.on_stage(f"{condition.name}: warming up")
             for target in self.targets:
                 await self._warm_up(target, condition, self.plan.warm_up)
             for repetition in range(self.plan.repetitions):
                 await self._repeat(condition, workloads[condition.workload], repetition)
-            self.watcher.on_condition(condition, self.passes[before:])
+            self.watcher.on_condition(condition, self.passes[start:])
 
     async def _repeat(self, condition: Condition, workload: Workload, repetition: int) -> None:
         """One pass of every side."""
@@ -175,11 +175,11 @@ class LoadRun:
         """
         plan = self.plan
         count = plan.count(condition.arrivals)
-        drawn = self._drawn[workload.name]
+        offset = self._drawn[workload.name]
         parts = len(workload.phases) if plan.requests is not None else 1
         each = -(-count // parts)
         self._drawn[workload.name] += each
-        phases = workload.draw(each, drawn, plan.seed)
+        phases = workload.draw(each, offset, plan.seed)
         if plan.requests is not None:
             phases = [[prompt for phase in phases for prompt in phase][:count]]
         heats = workload.temperatures if condition.temperature is None else (condition.temperature,)
@@ -192,7 +192,7 @@ class LoadRun:
                     prompt,
                     heats[(i + i // turns) % len(heats)],
                     prompt.max_tokens or plan.max_tokens,
-                    plan.seed + drawn + i,
+                    plan.seed + offset + i,
                 )
                 for i, prompt in enumerate(phase)
             ]

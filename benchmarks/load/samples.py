@@ -103,7 +103,7 @@ class Pass:
     samples: Sequence[Sample] = field(repr=False)
 
 
-def measured(reply: Reply, sent: float, **known: Any) -> Sample:
+def measured(reply: Reply, sent_at_s: float, **fields: Any) -> Sample:
     """The sample of a request.
 
     Args:
@@ -122,14 +122,14 @@ def measured(reply: Reply, sent: float, **known: Any) -> Sample:
     elif error is None and not answer.is_finished:
         error, detail = "connection", "the stream ended without its last event"
     if not answer.times_s.size:
-        return Sample(**known, error=error, detail=detail)
-    times = np.round(1e3 * (answer.times_s - sent), 3)
-    tokens, first = int(answer.tokens[-1]), int(answer.tokens[0])
+        return Sample(**fields, error=error, detail=detail)
+    times = np.round(1e3 * (answer.times_s - sent_at_s), 3)
+    tokens, first_tokens = int(answer.tokens[-1]), int(answer.tokens[0])
     ttft, e2e = float(times[0]), float(times[-1])
     figures = answer.speculation or {}
-    by_event = (tokens - first) / (times.size - 1) if times.size > 1 else None
+    by_event = (tokens - first_tokens) / (times.size - 1) if times.size > 1 else None
     return Sample(
-        **known,
+        **fields,
         error=error,
         detail=detail,
         tokens=tokens,

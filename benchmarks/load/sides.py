@@ -72,7 +72,7 @@ def parse_side(text: str, url: str, key_variable: str | None) -> Side:
     Raises:
         ValueError: what is wrong, with the field.
     """
-    name, separator, rest = text.partition("=")
+    name, separator, value = text.partition("=")
     name = name.strip()
     if not _NAME.fullmatch(name):
         raise ValueError(
@@ -81,40 +81,40 @@ def parse_side(text: str, url: str, key_variable: str | None) -> Side:
         )
     if not separator:
         return Side(name, url, None, {"spec_decode": {"proposer": name}}, {}, key_variable)
-    if not rest.lstrip().startswith("{"):
-        if not rest.startswith(("http://", "https://")):
+    if not value.lstrip().startswith("{"):
+        if not value.startswith(("http://", "https://")):
             raise ValueError(f"{text!r} has no address and no JSON object; the forms are {FORMS}")
-        return Side(name, rest, key_variable=key_variable)
+        return Side(name, value, key_variable=key_variable)
     try:
-        given = json.loads(rest)
+        fields = json.loads(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: is not valid JSON ({error})") from None
-    return _from_fields(name, given, url, key_variable)
+    return _from_fields(name, fields, url, key_variable)
 
 
-def _from_fields(name: str, given: dict[str, Any], url: str, key_variable: str | None) -> Side:
-    for key, value in given.items():
+def _from_fields(name: str, values: dict[str, Any], url: str, key_variable: str | None) -> Side:
+    for key, value in values.items():
         if key not in FIELDS:
             raise ValueError(f"{name}: unknown field {key!r}; the fields are {', '.join(FIELDS)}")
-        wanted: type = dict if key.startswith("body") else str
-        if not isinstance(value, wanted) or value == "":
-            what = "an object" if wanted is dict else "a text"
+        field_type: type = dict if key.startswith("body") else str
+        if not isinstance(value, field_type) or value == "":
+            what = "an object" if field_type is dict else "a text"
             raise ValueError(f"{name}: {key} must be {what}, got {json.dumps(value)[:100]}")
-    bodies = {"body": given.get("body", {})}
-    for label, body in given.get("body_by_label", {}).items():
+    bodies = {"body": values.get("body", {})}
+    for label, body in values.get("body_by_label", {}).items():
         if not isinstance(body, dict):
             raise ValueError(f"{name}: body_by_label.{label} must be an object")
         bodies[f"body_by_label.{label}"] = body
     for place, body in bodies.items():
-        if taken := sorted(RESERVED & set(body)):
-            raise ValueError(f"{name}: {place}.{taken[0]} is set by the harness; leave it out")
+        if reserved := sorted(RESERVED & set(body)):
+            raise ValueError(f"{name}: {place}.{reserved[0]} is set by the harness; leave it out")
     return Side(
         name,
-        given.get("url", url),
-        given.get("model"),
-        given.get("body", {}),
-        given.get("body_by_label", {}),
-        given.get("key_variable", key_variable),
+        values.get("url", url),
+        values.get("model"),
+        values.get("body", {}),
+        values.get("body_by_label", {}),
+        values.get("key_variable", key_variable),
     )
 
 
@@ -151,11 +151,11 @@ async def prepare(side: Side, time_limit_s: float, *, ignore_eos: bool) -> Targe
     endpoint = side.endpoint()
     model = side.model or await _first_model(side, endpoint)
     version = await endpoint.get("/version", ASK_LIMIT_S)
-    wanted = _extras(ignore_eos=ignore_eos)
-    for tried in wanted:
+    extras = _extras(ignore_eos=ignore_eos)
+    for tried in extras:
         reply = await endpoint.post(CHAT, _trial(side, model, tried), time_limit_s)
         if reply.status == 200 and reply.problem is None and reply.events:
-            refused = sorted(_names(wanted[0]) - _names(tried))
+            refused = sorted(_names(extras[0]) - _names(tried))
             return Target(side, endpoint, model, tried, tuple(refused), _json(version))
         if reply.status not in (400, 422):
             break
@@ -168,12 +168,12 @@ async def prepare(side: Side, time_limit_s: float, *, ignore_eos: bool) -> Targe
 def _extras(*, ignore_eos: bool) -> list[dict[str, Any]]:
     """The fields beyond OpenAI's, from all that are wanted to none."""
     final: dict[str, Any] = {"stream_options": {"include_usage": True}}
-    every = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    extras = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     if not ignore_eos:
-        return [every, final, {}]
+        return [extras, final, {}]
     # An end-of-text token then has text, and so a chunk, like any other token.
     eos = {"ignore_eos": True, "skip_special_tokens": False}
-    return [every | eos, final | eos, every, final, {}]
+    return [extras | eos, final | eos, extras, final, {}]
 
 
 def _names(fields: Mapping[str, Any]) -> set[str]:

@@ -114,13 +114,13 @@ class _Steps:
 
     def _outcome(self, request_id: str, name: str, k: int) -> DraftOutcome:
         proposer = next(i for i, traits in enumerate(PROPOSERS) if traits.name == name)
-        found = whole = PROPOSERS[proposer].num_speculative_tokens
+        length = capacity = PROPOSERS[proposer].num_speculative_tokens
         if PROPOSERS[proposer].lookup:
-            found = self._random.randint(0, whole)
-        verified, accepted = min(found, k), 0
+            length = self._random.randint(0, capacity)
+        verified, accepted = min(length, k), 0
         while accepted < verified and self._random.random() < ACCEPTED[proposer]:
             accepted += 1
-        return DraftOutcome(request_id, name, whole, found, verified, accepted)
+        return DraftOutcome(request_id, name, capacity, length, verified, accepted)
 
     def _work(self, plan: StepPlan) -> Iterator[tuple[str, DraftTime]]:
         for traits in PROPOSERS:
@@ -187,9 +187,9 @@ def profile_rows(policy: str, rows: int, steps: int = STEPS) -> Iterator[str]:
         plan = profiler.runcall(world.planner.plan, view)
         outcome = world.outcome(plan)
         profiler.runcall(world.planner.observe, outcome)
-    found = []
-    for (file, _, name), (_, calls, own, total, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
+    functions = []
+    for (file, _, name), (_, calls, own_s, total, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
         place = f"{Path(file).stem}.{name}" if file.endswith(".py") else name
-        found.append((1e6 * total / steps, 1e6 * own / steps, calls / steps, place))
-    for total_us, own_us, calls_per_step, place in sorted(found, reverse=True)[:SHOWN]:
+        functions.append((1e6 * total / steps, 1e6 * own_s / steps, calls / steps, place))
+    for total_us, own_us, calls_per_step, place in sorted(functions, reverse=True)[:SHOWN]:
         yield f"| `{place}` | {calls_per_step:.1f} | {own_us:.0f} | {total_us:.0f} |"

@@ -12,9 +12,9 @@ COMMANDS = {"record": record_command, "replay": replay_command}
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command that the first word names. Returns the process's exit status."""
-    first = Parser("python -m benchmarks.simulation", "Replays policies over recorded drafts.")
-    first.add_argument("command", choices=COMMANDS, help="each has --help")
-    command = COMMANDS[first.parse_args(argv[:1]).command]
+    parser = Parser("python -m benchmarks.simulation", "Replays policies over recorded drafts.")
+    parser.add_argument("command", choices=COMMANDS, help="each has --help")
+    command = COMMANDS[parser.parse_args(argv[:1]).command]
     return run_command(command.make_parser(), command.run, argv[1:])
 
 

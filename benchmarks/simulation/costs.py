@@ -24,12 +24,12 @@ class TargetCost:
 
     def seconds(self, tokens: float, context: float = 0.0, prompt: float = 0.0) -> float:
         """A step that decodes `tokens` tokens, drafts included, and reads `prompt` more."""
-        at = [float(n) for n, _ in self.points]
+        sizes = [float(n) for n, _ in self.points]
         values = [seconds for _, seconds in self.points]
-        base = float(np.interp(tokens, at, values))
-        if tokens > at[-1] and len(at) > 1:
-            slope = (values[-1] - values[-2]) / (at[-1] - at[-2])
-            base += max(slope, 0.0) * (tokens - at[-1])
+        base = float(np.interp(tokens, sizes, values))
+        if tokens > sizes[-1] and len(sizes) > 1:
+            slope = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2])
+            base += max(slope, 0.0) * (tokens - sizes[-1])
         return base + self.context_token_s * context + self.prompt_token_s * prompt
 
 

@@ -59,12 +59,14 @@ class Drafting:
         by_id = {row.request_id: row for row in rows}
         for row in rows:
             report.outcomes.extend(row.decided())
-        whole = {r: self._whole(m) if r in plan.verify_caps else m for r, m in plan.drafts.items()}
-        empty = self._call_all(whole, by_id, computed, emitted, report)
+        methods = {
+            r: self._whole(m) if r in plan.verify_caps else m for r, m in plan.drafts.items()
+        }
+        empty = self._call_all(methods, by_id, computed, emitted, report)
         empty |= self._keep(plan, by_id, report)
-        wanted = {r: method for r, method in plan.fallbacks.items() if r in empty}
+        fallbacks = {r: method for r, method in plan.fallbacks.items() if r in empty}
         report.outcomes.extend(draft.outcome(r) for r, draft in empty.items() if not draft.found)
-        missed = self._call_all(wanted, by_id, computed, emitted, report)
+        missed = self._call_all(fallbacks, by_id, computed, emitted, report)
         report.outcomes.extend(missed[r].outcome(r) for r in missed)
         for name, requests in plan.shadows.items():
             self._shadow(name, [by_id[r] for r in requests if r in by_id], report)
@@ -81,9 +83,9 @@ class Drafting:
             draft = None if row is None else row.pending
             if row is None or draft is None:
                 continue
-            kept = min(verify_caps[draft.found], plan.drafts[request_id].num_speculative_tokens)
-            row.pending = draft.cut(kept) if kept else None
-            if not kept:
+            length = min(verify_caps[draft.found], plan.drafts[request_id].num_speculative_tokens)
+            row.pending = draft.cut(length) if length else None
+            if not length:
                 dropped[request_id] = draft.cut(0)
                 if draft.proposer in row.waiting:
                     report.outcomes.append(dropped[request_id].outcome(request_id))
@@ -102,19 +104,21 @@ class Drafting:
         """Calls each proposer once, for its rows; returns the drafts that found nothing."""
         empty: dict[str, Draft] = {}
         for name in dict.fromkeys(method.proposer for method in methods.values()):
-            mine = [(r, m) for r, m in methods.items() if m.proposer == name and r in rows]
+            own_methods = [(r, m) for r, m in methods.items() if m.proposer == name and r in rows]
             drafts, lag, unread = [], 0, 0
-            for request_id, method in mine:
-                row, asked = rows[request_id], method.num_speculative_tokens
+            for request_id, method in own_methods:
+                row, k = rows[request_id], method.num_speculative_tokens
                 if not emitted[request_id] and not self._traits[name].keeps_kv:
                     continue
-                draft = row.draft(name, self._columns[name], asked if emitted[request_id] else 0)
+                draft = row.draft(name, self._columns[name], k if emitted[request_id] else 0)
                 drafts.append(draft)
                 if self._traits[name].keeps_kv:
-                    caught_up, read = row.catch_up(name, computed[request_id], emitted[request_id])
-                    lag, unread = lag + caught_up, unread + read
+                    caught_up, num_read = row.catch_up(
+                        name, computed[request_id], emitted[request_id]
+                    )
+                    lag, unread = lag + caught_up, unread + num_read
                 row.pending = draft if draft.drafted else None
-                if asked and not draft.drafted:
+                if k and not draft.drafted:
                     empty[request_id] = draft
             self._work(name, drafts, lag, unread, report)
         return empty

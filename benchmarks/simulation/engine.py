@@ -94,18 +94,20 @@ class Simulation:
         if not self._rows:
             return False
         self._clock.start_step(len(self.result.steps))
-        read = self._prompts()
-        rows = [row for row in self._rows.values() if row.request_id in read or not row.unread]
+        prompt_reads = self._prompts()
+        rows = [
+            row for row in self._rows.values() if row.request_id in prompt_reads or not row.unread
+        ]
         context = sum(row.length for row in rows)
         probes = self._probes()
-        plan = self._plan(rows, read)
+        plan = self._plan(rows, prompt_reads)
         self._learn()
         verified = sum(row.pending.drafted for row in rows if row.pending)
-        decoded = len(rows) - len(read) + verified
-        prompt = sum(read.values())
+        decoded = len(rows) - len(prompt_reads) + verified
+        prompt = sum(prompt_reads.values())
         target_s = self._clock.measure(self._target.seconds(max(decoded, 1), context, prompt))
         computed = {row.request_id: row.computed for row in rows}
-        emitted = {row.request_id: self._emit(row, read) for row in rows}
+        emitted = {row.request_id: self._emit(row, prompt_reads) for row in rows}
         report = self._drafting.draft(plan, rows, computed, emitted)
         draft_s = sum(work.seconds for _, work in report.work)
         self.now_s += target_s + draft_s
@@ -118,7 +120,7 @@ class Simulation:
             context=float(context),
             emitted=sum(emitted.values()),
             verified=verified > 0,
-            prefill=bool(read),
+            prefill=bool(prompt_reads),
             seconds=target_s if self._told_s is None else self._told_s,
         )
         probe_s = report.seconds_of(self._probed(plan)) if self._probes() > probes else 0.0
@@ -137,7 +139,7 @@ class Simulation:
                 draft_s,
                 probe_s,
                 main_method(methods),
-                bool(read),
+                bool(prompt_reads),
                 self._suspended(),
             )
         )
@@ -158,31 +160,31 @@ class Simulation:
 
     def _end_rows(self) -> list[str]:
         """Removes the rows that ended; returns their requests."""
-        ended = [request_id for request_id, row in self._rows.items() if row.ended]
-        for request_id in ended:
+        ended_ids = [request_id for request_id, row in self._rows.items() if row.ended]
+        for request_id in ended_ids:
             row = self._rows.pop(request_id)
             self.result.latencies_s.append(self.now_s - row.arrived_s)
-        return ended
+        return ended_ids
 
     def _prompts(self) -> dict[str, int]:
         """The prompt tokens that the step reads, by request."""
-        left, read = PROMPT_BUDGET, {}
+        budget, prompt_reads = PROMPT_BUDGET, {}
         for row in self._rows.values():
-            if row.unread and left:
-                read[row.request_id] = min(row.unread, left)
-                left -= read[row.request_id]
-        return read
+            if row.unread and budget:
+                prompt_reads[row.request_id] = min(row.unread, budget)
+                budget -= prompt_reads[row.request_id]
+        return prompt_reads
 
-    def _emit(self, row: Row, read: Mapping[str, int]) -> int:
+    def _emit(self, row: Row, prompt_reads: Mapping[str, int]) -> int:
         """The row's part of the target's step; returns the tokens that it emits."""
-        if row.request_id in read:
-            row.unread -= read[row.request_id]
+        if row.request_id in prompt_reads:
+            row.unread -= prompt_reads[row.request_id]
             emitted = 0 if row.unread else 1
         elif row.pending is not None:
             self._seen.append(row.pending.outcome(row.request_id))
             # The engine cuts what is beyond the answer's length.
-            left = row.request.output_tokens - row.written
-            emitted = min(1 + row.pending.accepted, left)
+            num_left = row.request.output_tokens - row.written
+            emitted = min(1 + row.pending.accepted, num_left)
         else:
             emitted = 1
         row.pending = None
@@ -191,20 +193,20 @@ class Simulation:
 
     # -- planner ---------------------------------------------------------------------------------
 
-    def _plan(self, rows: Sequence[Row], read: Mapping[str, int]) -> StepPlan:
-        views = [row.view(row.unread > read.get(row.request_id, 0)) for row in rows]
+    def _plan(self, rows: Sequence[Row], prompt_reads: Mapping[str, int]) -> StepPlan:
+        views = [row.view(row.unread > prompt_reads.get(row.request_id, 0)) for row in rows]
         if not any(row.spec_method.num_speculative_tokens for row in self._rows.values()):
             return NO_PLAN
-        known = [view for view in views if view is not None]
-        return self.planner.plan(StepView(known, len(rows), self._arrivals.waiting(self.now_s)))
+        row_views = [view for view in views if view is not None]
+        return self.planner.plan(StepView(row_views, len(rows), self._arrivals.waiting(self.now_s)))
 
     def _learn(self) -> None:
         """Tells the planner what it has not learned yet, then frees the requests that ended."""
         if self._unseen is None:
             return
-        (outcome, ended), self._unseen = self._unseen, None
+        (outcome, ended_ids), self._unseen = self._unseen, None
         self.planner.observe(outcome)
-        for request_id in ended:
+        for request_id in ended_ids:
             self.planner.measurements.free(request_id)
         guards = [state["guard"] for state in self.planner.states().values() if "guard" in state]
         self.result.suspensions = sum(guard["suspensions"] for guard in guards)
@@ -222,9 +224,12 @@ class Simulation:
 
         A policy's state names the proposers that it means to draft with.
         """
-        meant = {
+        planned_names = {
             name for state in self.planner.states().values() for name in state.get("drafting", ())
         }
         names = [method.proposer for method in plan.drafts.values()]
-        single = [name for name in names if names.count(name) == 1]
-        return next((name for name in single if name not in meant), single[0] if single else NONE)
+        single_names = [name for name in names if names.count(name) == 1]
+        return next(
+            (name for name in single_names if name not in planned_names),
+            single_names[0] if single_names else NONE,
+        )

@@ -25,17 +25,17 @@ def fit_costs(outcomes: Sequence[StepOutcome], names: Sequence[str]) -> Costs:
     Raises:
         ValueError: there are too few steps.
     """
-    prefills = [one for one in outcomes if one.prefill]
-    outcomes = [one for one in outcomes if not one.prefill]
-    whole = StepTimeModel()
-    for one in outcomes:
-        whole.add(one.rows, one.tokens, one.context, one.seconds)
-    context_token_s = float(whole.fit.weights[2]) / 1024
+    prefills = [step for step in outcomes if step.prefill]
+    outcomes = [step for step in outcomes if not step.prefill]
+    model = StepTimeModel()
+    for step in outcomes:
+        model.add(step.rows, step.tokens, step.context, step.seconds)
+    context_token_s = float(model.fit.weights[2]) / 1024
     target = TargetCost(_points(outcomes, context_token_s), context_token_s)
     each = [
-        max(one.seconds - target.seconds(one.rows, one.context), 0.0) / (one.tokens - one.rows)
-        for one in prefills
-        if one.tokens > one.rows
+        max(step.seconds - target.seconds(step.rows, step.context), 0.0) / (step.tokens - step.rows)
+        for step in prefills
+        if step.tokens > step.rows
     ]
     return Costs(
         replace(target, prompt_token_s=statistics.median(each) if each else 0.0),
@@ -48,11 +48,11 @@ def _points(
 ) -> tuple[tuple[int, float], ...]:
     points = []
     for low, high in zip(EDGES, (*EDGES[1:], 1 << 30), strict=True):
-        steps = [one for one in outcomes if low <= one.tokens < high]
+        steps = [step for step in outcomes if low <= step.tokens < high]
         if len(steps) >= MIN_STEPS:
-            tokens = round(statistics.median(one.tokens for one in steps))
-            own = [max(one.seconds - context_token_s * one.context, 1e-6) for one in steps]
-            points.append((tokens, statistics.median(own)))
+            tokens = round(statistics.median(step.tokens for step in steps))
+            own_s = [max(step.seconds - context_token_s * step.context, 1e-6) for step in steps]
+            points.append((tokens, statistics.median(own_s)))
     if not points:
         raise ValueError(f"{len(outcomes)} timed steps are too few for the costs")
     return tuple(points)
@@ -60,7 +60,7 @@ def _points(
 
 def _draft_cost(outcomes: Sequence[StepOutcome], name: str) -> DraftCost:
     model = DraftTimeModel()
-    calls = [work for one in outcomes for proposer, work in one.work if proposer == name]
+    calls = [work for step in outcomes for proposer, work in step.work if proposer == name]
     # Twice, so that the weights have settled.
     for work in (*calls, *calls):
         model.add(work.rows, work.longest, work.tokens, work.catchup, work.seconds)

@@ -46,14 +46,14 @@ class _Oracle:
         self._tokens = 0
         self._rate = 1 / trace.costs.target.seconds(1)
         self._rows: list[Row] = []
-        lookups = [i for i, one in enumerate(trace.proposers) if one.lookup]
-        models = [i for i, one in enumerate(trace.proposers) if not one.lookup]
+        lookups = [i for i, traits in enumerate(trace.proposers) if traits.lookup]
+        models = [i for i, traits in enumerate(trace.proposers) if not traits.lookup]
         self._sets = [
-            np.array([*lookups, *some], np.intp)
+            np.array([*lookups, *subset], np.intp)
             for count in range(min(MODELS, len(models)) + 1)
-            for some in combinations(models, count)
+            for subset in combinations(models, count)
         ]
-        costs = [trace.costs.drafts[one.name] for one in trace.proposers]
+        costs = [trace.costs.drafts[traits.name] for traits in trace.proposers]
         self._call, self._row, self._pass, self._token = (
             np.array([getattr(cost, name) for cost in costs])
             for name in ("call_s", "row_s", "pass_s", "token_s")
@@ -76,13 +76,17 @@ class _Oracle:
         return bool(self._rows)
 
     def _step(self) -> None:
-        left, prompt, emitted, verified, decoding = PROMPT_BUDGET, 0, 0, 0, 0
+        budget, prompt, emitted, verified, decoding = PROMPT_BUDGET, 0, 0, 0, 0
         context = sum(row.length for row in self._rows)
         for row in self._rows:
             if row.unread:
-                read = min(row.unread, left)
-                row.unread, left, prompt = row.unread - read, left - read, prompt + read
-                new = int(read > 0 and not row.unread)
+                num_read = min(row.unread, budget)
+                row.unread, budget, prompt = (
+                    row.unread - num_read,
+                    budget - num_read,
+                    prompt + num_read,
+                )
+                new = int(num_read > 0 and not row.unread)
             else:
                 accepted = row.pending.accepted if row.pending else 0
                 new, verified, decoding = 1 + accepted, verified + accepted, decoding + 1
@@ -103,14 +107,14 @@ class _Oracle:
         """Gives each row its drafts; returns the proposers' time."""
         if not rows:
             return 0.0
-        known = np.array([row.request.accepted[row.written] for row in rows], np.intp)
-        left = np.array([row.request.output_tokens - row.written - 1 for row in rows])
-        known = np.minimum(known, np.maximum(left, 0)[:, None])
+        acceptable = np.array([row.request.accepted[row.written] for row in rows], np.intp)
+        num_left = np.array([row.request.output_tokens - row.written - 1 for row in rows])
+        acceptable = np.minimum(acceptable, np.maximum(num_left, 0)[:, None])
         best: tuple[float, float, Ints, Ints] | None = None
-        for chosen in self._sets:
-            for limit in range(1, int(known[:, chosen].max(initial=0)) + 1):
-                k = np.minimum(known[:, chosen], limit)
-                column, length, value, seconds = self._value(chosen, k, len(rows))
+        for columns in self._sets:
+            for limit in range(1, int(acceptable[:, columns].max(initial=0)) + 1):
+                k = np.minimum(acceptable[:, columns], limit)
+                column, length, value, seconds = self._value(columns, k, len(rows))
                 if value > 0 and (best is None or value > best[0]):
                     best = value, seconds, column, length
         if best is None:
@@ -120,19 +124,19 @@ class _Oracle:
                 row.pending = Draft(self._trace.proposers[j].name, k, k, k, k, row.written)
         return self._clock.measure(best[1])
 
-    def _value(self, chosen: Ints, k: Ints, rows: int) -> tuple[Ints, Ints, float, float]:
+    def _value(self, columns: Ints, k: Ints, rows: int) -> tuple[Ints, Ints, float, float]:
         """Each row's proposer and length, what they are worth in tokens, and their seconds."""
         rate = self._rate
-        worth = k * (1 - rate * self._token[chosen]) - rate * self._row[chosen]
-        at = worth.argmax(axis=1)
+        worth = k * (1 - rate * self._token[columns]) - rate * self._row[columns]
+        best = worth.argmax(axis=1)
         row = np.arange(rows)
-        length = np.where(worth[row, at] > 0, k[row, at], 0)
-        column = chosen[at]
+        length = np.where(worth[row, best] > 0, k[row, best], 0)
+        column = columns[best]
         seconds = 0.0
         for j in np.unique(column[length > 0]):
-            mine = length[column == j]
-            seconds += self._call[j] + self._pass[j] * mine.max()
-            seconds += self._row[j] * (mine > 0).sum() + self._token[j] * mine.sum()
+            own_lengths = length[column == j]
+            seconds += self._call[j] + self._pass[j] * own_lengths.max()
+            seconds += self._row[j] * (own_lengths > 0).sum() + self._token[j] * own_lengths.sum()
         target = self._trace.costs.target
         added = target.seconds(rows + int(length.sum())) - target.seconds(rows)
         value = float(length.sum()) - rate * (seconds + added)

@@ -22,7 +22,7 @@ def save(results: Sequence[Replay], path: Path) -> None:
     figure = Figure(figsize=(9, 2.6 * len(streams) + 0.6), layout="constrained")
     panels = figure.subplots(len(streams), 1, squeeze=False)
     for row, count in enumerate(streams):
-        _panel(panels[row][0], [one for one in results if one.streams == count], count)
+        _panel(panels[row][0], [each for each in results if each.streams == count], count)
     handles, labels = panels[0][0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(unique.values(), unique, loc="outside lower center", ncols=5)
@@ -32,19 +32,23 @@ def save(results: Sequence[Replay], path: Path) -> None:
 def _panel(panel: Any, results: Sequence[Replay], streams: int) -> None:
     workloads = list(dict.fromkeys(result.workload for result in results))
     static = set(results[0].regret_static)
-    chosen = [m for m in dict.fromkeys(one.method for one in results) if m not in static]
-    for at, workload in enumerate(workloads):
-        here = {one.method: one for one in results if one.workload == workload}
-        for one in here.values():
-            share = 1 - one.regret_static[one.best_static]
-            if one.method in static:
+    methods = [m for m in dict.fromkeys(each.method for each in results) if m not in static]
+    for position, workload in enumerate(workloads):
+        here = {each.method: each for each in results if each.workload == workload}
+        for each in here.values():
+            share = 1 - each.regret_static[each.best_static]
+            if each.method in static:
                 panel.plot(
-                    [at - 0.35, at + 0.35], [share, share], color="0.7", linewidth=1, label=STATIC
+                    [position - 0.35, position + 0.35],
+                    [share, share],
+                    color="0.7",
+                    linewidth=1,
+                    label=STATIC,
                 )
             else:
-                number = chosen.index(one.method)
-                shift = 0.7 * ((number + 0.5) / len(chosen) - 0.5)
-                panel.plot([at + shift], [share], f"C{number}o", label=one.method)
+                number = methods.index(each.method)
+                shift = 0.7 * ((number + 0.5) / len(methods) - 0.5)
+                panel.plot([position + shift], [share], f"C{number}o", label=each.method)
     panel.margins(y=0.1)
     panel.set_ylim(bottom=0)
     panel.axhline(1.0, color="black", linewidth=1)

@@ -84,12 +84,12 @@ class _RecordingPlanner(Planner):
         if not self.timing:
             return StepPlan(shadows={self._traits[0].name: [row.request_id for row in rows]})
         # Some steps decode plainly.
-        chosen = self._random.choice([None, None, *self._traits])
-        if chosen is None:
+        traits = self._random.choice([None, None, *self._traits])
+        if traits is None:
             return StepPlan()
-        k = self._random.randint(1, chosen.num_speculative_tokens)
+        k = self._random.randint(1, traits.num_speculative_tokens)
         return StepPlan(
-            {r.request_id: SpecMethod(chosen.name, min(k, r.draft_budget)) for r in rows}
+            {r.request_id: SpecMethod(traits.name, min(k, r.draft_budget)) for r in rows}
         )
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -117,8 +117,8 @@ class Recorder:
         self._engine: Any = LLMEngine.from_vllm_config(args.create_engine_config())
         client: Any = self._engine.engine_core
         core = client.engine_core
-        known = SpecgateConfig.from_vllm_config(core.vllm_config).traits
-        self.traits = tuple(traits for traits in known if traits.selectable)
+        loaded_traits = SpecgateConfig.from_vllm_config(core.vllm_config).traits
+        self.traits = tuple(traits for traits in loaded_traits if traits.selectable)
         self._planner = _RecordingPlanner(self.traits, capacity)
         core.scheduler.row_table.planner = self._planner
         runner = core.model_executor.driver_worker.worker.model_runner
@@ -170,7 +170,7 @@ class Recorder:
         batch = self._runner.input_batch
         ids = [request_id for requests in plan.shadows.values() for request_id in requests]
         lengths = {r: int(batch.num_tokens_no_spec[batch.req_id_to_index[r]]) for r in ids}
-        whole = None
+        total_report = None
         for traits in self.traits:
             method = SpecMethod(traits.name, traits.num_speculative_tokens)
             drafts, report = propose(StepPlan(dict.fromkeys(ids, method)), step)
@@ -181,19 +181,19 @@ class Recorder:
                 # vLLM adds a dash and a random text to the id.
                 key = request_id.partition("-")[0], lengths[request_id]
                 self._drafted.setdefault(key, []).append(tokens)
-            if whole is None:
-                whole = report
+            if total_report is None:
+                total_report = report
             else:
-                whole.work.extend(report.work)
-        return [[] for _ in step.num_sampled], whole
+                total_report.work.extend(report.work)
+        return [[] for _ in step.num_sampled], total_report
 
     def _time_steps(self, print_line: PrintLine) -> None:
         """Random plans at several numbers of rows."""
         self._planner.timing, prompts = True, _endless()
         for rows in TIMED_ROWS:
-            wanted = len(self._planner.outcomes) + self._plan.timed_steps
+            num_outcomes = len(self._planner.outcomes) + self._plan.timed_steps
             began = time.monotonic()
-            while len(self._planner.outcomes) < wanted:
+            while len(self._planner.outcomes) < num_outcomes:
                 for chat in islice(prompts, rows):
                     self._add(chat, 0.0, TIMED_TOKENS)
                 self._run()
@@ -243,16 +243,16 @@ def compare(
     """The counts of `TracedRequest`: tokens drafted, and those that the answer continues with."""
     counts = np.zeros((len(answer), len(traits)), np.int8)
     accepted = np.zeros_like(counts)
-    for written in range(1, len(answer)):
-        drafts = drafted.get((request_id, len(prompt) + written), [[]] * len(traits))
+    for position in range(1, len(answer)):
+        drafts = drafted.get((request_id, len(prompt) + position), [[]] * len(traits))
         for j, tokens in enumerate(drafts):
-            counts[written, j] = len(tokens)
-            same = 0
-            for mine, theirs in zip(tokens, answer[written:], strict=False):
-                if mine != theirs:
+            counts[position, j] = len(tokens)
+            num_equal = 0
+            for draft_token, answer_token in zip(tokens, answer[position:], strict=False):
+                if draft_token != answer_token:
                     break
-                same += 1
-            accepted[written, j] = same
+                num_equal += 1
+            accepted[position, j] = num_equal
     return counts, accepted
 
 

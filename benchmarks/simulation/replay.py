@@ -112,19 +112,19 @@ class _Cell:
             yield self._replay(name, result, static, routed, oracle)
         yield self._replay("label oracle", routed, static, routed, oracle)
         for name in plan.policies:
-            known = policy_name(name)
-            if known is None:
+            policy = policy_name(name)
+            if policy is None:
                 raise ValueError(f"no policy {name!r}")
-            method = SpecMethod(known, max(plan.trace.max_k, 1))
+            method = SpecMethod(policy, max(plan.trace.max_k, 1))
             result = self._run(_always(method))
             yield self._replay(name, result, static, routed, oracle)
 
     def _run(self, method_of: MethodOf, workload: Workload | None = None) -> Result:
         plan = self._plan
-        chosen = self._workload if workload is None else workload
+        requests = self._workload if workload is None else workload
         simulation = Simulation(
             plan.trace,
-            chosen,
+            requests,
             method_of,
             plan.parameters,
             plan.noise,
@@ -142,11 +142,11 @@ class _Cell:
 
     def _label_oracle(self) -> MethodOf:
         labels = {request.label for phase in self._workload for request in phase.requests}
-        ks = {one.name: one.num_speculative_tokens for one in self._plan.trace.proposers}
+        ks = {traits.name: traits.num_speculative_tokens for traits in self._plan.trace.proposers}
         best = {}
         for label in sorted(labels):
-            alone = self._statics(only(self._workload, label))
-            name = max(alone, key=lambda one: alone[one].tokens_per_s)
+            results = self._statics(only(self._workload, label))
+            name = max(results, key=lambda traits: results[traits].tokens_per_s)
             best[label] = SpecMethod(name, ks.get(name, 0))
         return lambda request: best[request.label]
 
@@ -163,7 +163,9 @@ class _Cell:
             streams=self._streams,
             method=method,
             tokens_per_s=result.tokens_per_s,
-            regret_static={name: _regret(result, one.tokens_per_s) for name, one in static.items()},
+            regret_static={
+                name: _regret(result, choice.tokens_per_s) for name, choice in static.items()
+            },
             regret_label=_regret(result, routed.tokens_per_s),
             regret_step=_regret(result, oracle),
             steps=len(result.steps),
@@ -185,7 +187,7 @@ def adaptation(result: Result, static: Mapping[str, Result]) -> list[int | None]
     """
     reached = []
     for phase in range(1, len(result.starts)):
-        best = max(one.phase_rate(phase) for one in static.values())
+        best = max(choice.phase_rate(phase) for choice in static.values())
         reached.append(result.steps_to_reach(phase, NEAR * best))
     return reached
 
@@ -198,22 +200,22 @@ def _regret(result: Result, tokens_per_s: float) -> float:
     return 1 - result.tokens_per_s / tokens_per_s
 
 
-def table_row(one: Replay) -> str:
+def table_row(result: Replay) -> str:
     """The table's row of one replay."""
-    static = one.regret_static[one.best_static]
-    adapted = ", ".join("never" if steps is None else str(steps) for steps in one.adapted)
+    static = result.regret_static[result.best_static]
+    adapted = ", ".join("never" if steps is None else str(steps) for steps in result.adapted)
     cells = (
-        one.workload,
-        str(one.streams),
-        f"`{one.method}`",
-        f"{one.tokens_per_s:.1f}",
-        f"{100 * static:+.1f} % of `{one.best_static}`",
-        f"{100 * one.regret_label:+.1f} %",
-        f"{100 * one.regret_step:+.1f} %",
-        str(one.steps),
-        f"{one.switches_per_1000:.0f}",
-        f"{100 * one.probe_share:.2f}",
-        str(one.suspensions),
+        result.workload,
+        str(result.streams),
+        f"`{result.method}`",
+        f"{result.tokens_per_s:.1f}",
+        f"{100 * static:+.1f} % of `{result.best_static}`",
+        f"{100 * result.regret_label:+.1f} %",
+        f"{100 * result.regret_step:+.1f} %",
+        str(result.steps),
+        f"{result.switches_per_1000:.0f}",
+        f"{100 * result.probe_share:.2f}",
+        str(result.suspensions),
         adapted,
     )
     return "| " + " | ".join(cells) + " |"

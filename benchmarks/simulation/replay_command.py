@@ -103,7 +103,7 @@ def run(options: argparse.Namespace, command: str) -> int:
     """Replays, prints and writes. Returns the exit status."""
     trace = load_trace(options.trace)
     names = policies(options) if options.policy else [AUTO, LOAD]
-    ks = {one.name: one.num_speculative_tokens for one in trace.proposers}
+    ks = {traits.name: traits.num_speculative_tokens for traits in trace.proposers}
     if options.primary not in (None, *ks):
         raise BadArgument(f"--primary: {options.primary!r} is not in the trace: {', '.join(ks)}")
     plan = ReplayPlan(
@@ -134,18 +134,18 @@ def _parameters(options: argparse.Namespace, ks: Mapping[str, int]) -> dict[str,
         ks: the most tokens that each proposer of the trace drafts.
     """
     parameters = {}
-    for name, given in options.parameters.items():
-        known = policy_name(name)
-        if known is None:
+    for name, values in options.parameters.items():
+        policy = policy_name(name)
+        if policy is None:
             there_are = ", ".join(POLICY_NAMES)
             raise BadArgument(f"--parameters: no policy {name[:80]!r}; there are {there_are}")
-        if not isinstance(given, dict):
+        if not isinstance(values, dict):
             raise BadArgument(f"--parameters: {name}: must be a JSON object")
         try:
-            read_policy(known, given, ks, options.primary)
+            read_policy(policy, values, ks, options.primary)
         except PolicyError as error:
             raise BadArgument(f"--parameters: {name}.{error}") from None
-        parameters[known] = given
+        parameters[policy] = values
     return parameters
 
 

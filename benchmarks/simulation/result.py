@@ -127,7 +127,7 @@ def switches(methods: Sequence[str]) -> int:
     for i in range(1, len(smooth) - 1):
         if smooth[i - 1] == smooth[i + 1]:
             smooth[i] = smooth[i - 1]
-    return sum(before != after for before, after in pairwise(smooth))
+    return sum(name != next_name for name, next_name in pairwise(smooth))
 
 
 def main_method(proposers: Sequence[str]) -> str:

@@ -81,27 +81,27 @@ class Row:
             in_prompt: the step ends in the middle of the prompt.
         """
         # As `core.row_table.draft_budget`: this step and a bonus token take one token each.
-        left = self.request.output_tokens - self.written - 2
-        budget = 0 if in_prompt else max(0, left)
+        num_left = self.request.output_tokens - self.written - 2
+        budget = 0 if in_prompt else max(0, num_left)
         if not self.spec_method.num_speculative_tokens or not (budget or in_prompt):
             return None
         return RowView(
             self.request_id, self.spec_method, budget, self.length, self.request.request_class
         )
 
-    def draft(self, proposer: str, column: int, asked: int) -> Draft:
+    def draft(self, proposer: str, column: int, k: int) -> Draft:
         """What a proposer drafts now; a row that has just ended is still drafted for."""
-        at = min(self.written, self.request.output_tokens - 1)
-        drafted = min(int(self.request.drafted[at, column]), asked)
-        accepted = min(int(self.request.accepted[at, column]), drafted)
-        return Draft(proposer, asked, drafted, drafted, accepted, self.written)
+        position = min(self.written, self.request.output_tokens - 1)
+        drafted = min(int(self.request.drafted[position, column]), k)
+        accepted = min(int(self.request.accepted[position, column]), drafted)
+        return Draft(proposer, k, drafted, drafted, accepted, self.written)
 
     def decided(self) -> list[DraftOutcome]:
         """The shadow drafts whose outcome the row's tokens decide; they wait no longer."""
         outcomes = []
         for name, draft in list(self.waiting.items()):
-            known = self.written - draft.start
-            if known >= draft.drafted or known > draft.accepted:
+            num_known = self.written - draft.start
+            if num_known >= draft.drafted or num_known > draft.accepted:
                 outcomes.append(draft.outcome(self.request_id))
                 del self.waiting[name]
         return outcomes

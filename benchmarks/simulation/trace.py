@@ -81,7 +81,7 @@ class Trace:
 
 def save_trace(trace: Trace, path: Path) -> None:
     """Writes a trace."""
-    whole = {
+    document = {
         "version": VERSION,
         "target": trace.target,
         "proposers": [asdict(traits) for traits in trace.proposers],
@@ -100,7 +100,7 @@ def save_trace(trace: Trace, path: Path) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without a time stamp, so that equal traces are equal files.
-    packed = gzip.compress(json.dumps(whole).encode(), mtime=0)
+    packed = gzip.compress(json.dumps(document).encode(), mtime=0)
     path.write_bytes(packed)
 
 
@@ -116,38 +116,38 @@ def load_trace(path: Path) -> Trace:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
             raise ValueError(f"more than {MAX_FILE_BYTES} bytes unpacked")
-        whole = json.loads(text)
-        if whole.get("version") != VERSION:
-            raise ValueError(f"version {whole.get('version')!r}; this Specgate reads {VERSION}")
-        return _read(whole)
+        document = json.loads(text)
+        if document.get("version") != VERSION:
+            raise ValueError(f"version {document.get('version')!r}; this Specgate reads {VERSION}")
+        return _read(document)
     except (EOFError, gzip.BadGzipFile, KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(f"{path} is not a trace: {error}") from error
 
 
-def _read(whole: Mapping[str, Any]) -> Trace:
-    proposers = tuple(ProposerTraits(**fields) for fields in whole["proposers"])
+def _read(document: Mapping[str, Any]) -> Trace:
+    proposers = tuple(ProposerTraits(**fields) for fields in document["proposers"])
     costs = Costs(
         TargetCost(
-            tuple((int(n), float(seconds)) for n, seconds in whole["costs"]["target"]["points"]),
-            float(whole["costs"]["target"]["context_token_s"]),
-            float(whole["costs"]["target"]["prompt_token_s"]),
+            tuple((int(n), float(seconds)) for n, seconds in document["costs"]["target"]["points"]),
+            float(document["costs"]["target"]["context_token_s"]),
+            float(document["costs"]["target"]["prompt_token_s"]),
         ),
-        {name: DraftCost(**fields) for name, fields in whole["costs"]["drafts"].items()},
+        {name: DraftCost(**fields) for name, fields in document["costs"]["drafts"].items()},
     )
     if missing := {traits.name for traits in proposers} - set(costs.drafts):
         raise ValueError(f"no costs of {', '.join(sorted(missing))}")
-    requests = tuple(_read_request(fields, proposers) for fields in whole["requests"])
+    requests = tuple(_read_request(fields, proposers) for fields in document["requests"])
     if not requests:
         raise ValueError("it has no requests")
-    return Trace(str(whole["target"]), proposers, costs, requests)
+    return Trace(str(document["target"]), proposers, costs, requests)
 
 
 def _read_request(fields: Mapping[str, Any], proposers: Sequence[ProposerTraits]) -> TracedRequest:
     drafted, accepted = _decode(fields["drafted"]), _decode(fields["accepted"])
     if drafted.shape != accepted.shape or drafted.shape[1] != len(proposers):
         raise ValueError("a request's counts have different shapes")
-    most = np.array([traits.num_speculative_tokens for traits in proposers])
-    if not len(drafted) or (accepted > drafted).any() or (drafted > most).any():
+    capacities = np.array([traits.num_speculative_tokens for traits in proposers])
+    if not len(drafted) or (accepted > drafted).any() or (drafted > capacities).any():
         raise ValueError("a request's counts are impossible")
     kind = RequestClass[fields["class"].upper()]
     prompt_tokens, arrival_s = int(fields["prompt_tokens"]), float(fields["arrival_s"])

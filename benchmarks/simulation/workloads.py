@@ -53,10 +53,13 @@ def rag(trace: Trace, size: int, streams: int, seed: int) -> Workload:
     """Quoting and free requests in turn, at random times (Poisson) that keep `streams` busy."""
     quotes = _drawn(trace, "quote", size, seed)
     frees = _drawn(trace, "free", size, seed)
-    both = [request for pair in zip(quotes, frees, strict=True) for request in pair][:size]
-    mean_s = sum(_plain_seconds(trace, request) for request in both) / len(both)
-    gaps = np.random.default_rng(seed).exponential(mean_s / (0.7 * streams), len(both))
-    timed = (replace(one, arrival_s=float(at)) for one, at in zip(both, gaps.cumsum(), strict=True))
+    requests = [request for pair in zip(quotes, frees, strict=True) for request in pair][:size]
+    mean_s = sum(_plain_seconds(trace, request) for request in requests) / len(requests)
+    gaps = np.random.default_rng(seed).exponential(mean_s / (0.7 * streams), len(requests))
+    timed = (
+        replace(each, arrival_s=float(arrival_s))
+        for each, arrival_s in zip(requests, gaps.cumsum(), strict=True)
+    )
     return [Phase("rag", max(2 * streams, streams + 2), tuple(timed))]
 
 
@@ -85,11 +88,11 @@ def ramp(trace: Trace, size: int, streams: int, seed: int) -> Workload:
 
 def random_tokens(trace: Trace, size: int, streams: int, seed: int) -> Workload:
     """No draft is ever accepted."""
-    whole = mixed(trace, size, streams, seed)[0]
+    phase = mixed(trace, size, streams, seed)[0]
     rejected = tuple(
-        replace(request, accepted=np.zeros_like(request.accepted)) for request in whole.requests
+        replace(request, accepted=np.zeros_like(request.accepted)) for request in phase.requests
     )
-    return [replace(whole, name="random", requests=rejected)]
+    return [replace(phase, name="random", requests=rejected)]
 
 
 WORKLOADS: Mapping[str, Callable[[Trace, int, int, int], Workload]] = {
@@ -106,29 +109,31 @@ WORKLOADS: Mapping[str, Callable[[Trace, int, int, int], Workload]] = {
 
 def only(workload: Workload, label: str) -> Workload:
     """The workload without the requests of other labels; phases without any are left out."""
-    kept = (
-        replace(phase, requests=tuple(one for one in phase.requests if one.label == label))
+    phases = (
+        replace(
+            phase, requests=tuple(request for request in phase.requests if request.label == label)
+        )
         for phase in workload
     )
-    return [phase for phase in kept if phase.requests]
+    return [phase for phase in phases if phase.requests]
 
 
 def _phase(
     name: str, trace: Trace, labels: Sequence[str], size: int, streams: int, seed: int
 ) -> Phase:
-    drawn = [_drawn(trace, label, size, seed) for label in labels]
-    if len(drawn) == 1:
-        return Phase(name, streams, tuple(drawn[0]))
+    by_label = [_drawn(trace, label, size, seed) for label in labels]
+    if len(by_label) == 1:
+        return Phase(name, streams, tuple(by_label[0]))
     order = random.Random(seed)
-    return Phase(name, streams, tuple(order.choice(drawn).pop() for _ in range(size)))
+    return Phase(name, streams, tuple(order.choice(by_label).pop() for _ in range(size)))
 
 
 def _drawn(trace: Trace, label: str, size: int, seed: int) -> list[TracedRequest]:
     """Requests with the label, each as often as any other; raises `ValueError` without any."""
-    found = [request for request in trace.requests if request.label == label]
-    if not found:
+    requests = [request for request in trace.requests if request.label == label]
+    if not requests:
         raise ValueError(f"the trace has no requests with the label {label!r}")
-    return list(islice(_shuffled(found, seed), size))
+    return list(islice(_shuffled(requests, seed), size))
 
 
 def _shuffled(requests: Sequence[TracedRequest], seed: int) -> Iterator[TracedRequest]:

@@ -183,8 +183,8 @@ def measure_steps(plan: StepPlan, print_line: PrintLine) -> None:
     """
     # Read when torch and vLLM are imported; the engines' processes inherit it.
     # vLLM's n-gram proposer gives OpenMP numba's number of threads, for the target too.
-    one = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-    os.environ.update({**one, **os.environ, **ENVIRONMENT})
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+    os.environ.update({**threads, **os.environ, **ENVIRONMENT})
     for name, method in specs_by_name(plan.methods, plan.specs).items():
         setups = {
             side: EngineSetup(
@@ -217,8 +217,8 @@ def _step_in_turn(setups: Mapping[Side, EngineSetup], plan: StepPlan) -> dict[Si
     medians: dict[Side, list[StepTime]] = {side: [] for side in setups}
     sides = list(setups)
     for start in range(plan.starts):
-        begun = reversed(sides) if start % 2 else sides
-        with _engines({side: setups[side] for side in begun}) as pipes:
+        order = reversed(sides) if start % 2 else sides
+        with _engines({side: setups[side] for side in order}) as pipes:
             for side in sides:
                 _step(pipes[side], side, WARM_UP, plan.streams)
             for number in range(plan.rounds):
@@ -291,10 +291,10 @@ def profile_rows(profiler: cProfile.Profile, steps: int) -> Iterator[str]:
 
     Columns: function, calls per step, own and cumulative microseconds per step.
     """
-    found = []
-    for (file, _, name), (_, calls, own, total, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
+    functions = []
+    for (file, _, name), (_, calls, own_s, total, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
         if any(part in file for part in PROFILED):
             place = f"{Path(file).stem}.{name}"
-            found.append((1e6 * total / steps, 1e6 * own / steps, calls / steps, place))
-    for total_us, own_us, calls_per_step, place in sorted(found, reverse=True)[:SHOWN]:
+            functions.append((1e6 * total / steps, 1e6 * own_s / steps, calls / steps, place))
+    for total_us, own_us, calls_per_step, place in sorted(functions, reverse=True)[:SHOWN]:
         yield f"| `{place}` | {calls_per_step:.1f} | {own_us:.0f} | {total_us:.0f} |"

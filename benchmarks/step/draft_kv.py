@@ -31,14 +31,14 @@ def step_ms(rows: int, length: int) -> float:
     tokens = rng.integers(0, VOCABULARY, (rows, length + STEPS + 1)).astype(np.int32)
     spent = []
     for num_tokens in np.arange(length, length + STEPS):
-        before, after = np.full(rows, num_tokens), np.full(rows, num_tokens + 1)
+        old_lengths, new_lengths = np.full(rows, num_tokens), np.full(rows, num_tokens + 1)
         began = time.perf_counter()
-        early = groups.blocks(tables, index, before)
-        groups.first_missing(early, before)
-        ledger.must_wait(ledger.block_ends(early[0], before, tokens, index), rows)
-        late = groups.blocks(tables, index, after)
-        ledger.record(ledger.block_ends(late[0], after, tokens, index))
-        groups.mark_valid(late, after)
+        early = groups.blocks(tables, index, old_lengths)
+        groups.first_missing(early, old_lengths)
+        ledger.must_wait(ledger.block_ends(early[0], old_lengths, tokens, index), rows)
+        late = groups.blocks(tables, index, new_lengths)
+        ledger.record(ledger.block_ends(late[0], new_lengths, tokens, index))
+        groups.mark_valid(late, new_lengths)
         spent.append(1e3 * (time.perf_counter() - began))
     return statistics.median(spent)
 

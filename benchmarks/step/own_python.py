@@ -133,9 +133,9 @@ class _Runner(RunnerHooks, _VllmsSteps):
         starts = np.concatenate([[0], sizes.cumsum()])
         inputs = [token for of_row in drafts for token in (TOKENS, *of_row)]
         samples = np.array([*inputs[1:], 0])
-        last, missed = starts[1:] - 1, self._rng.random(len(samples)) < 0.5
-        samples[missed] = TOKENS
-        samples[last] = self._rng.integers(0, TOKENS, len(last))
+        last_places, is_missed = starts[1:] - 1, self._rng.random(len(samples)) < 0.5
+        samples[is_missed] = TOKENS
+        samples[last_places] = self._rng.integers(0, TOKENS, len(last_places))
         self.inputs, self.samples = torch.tensor(inputs), torch.from_numpy(samples)
         self.states.num_computed_tokens_np = self.input_batch.num_tokens_no_spec - 1
         return SimpleNamespace(
@@ -269,14 +269,14 @@ def profile_rows(case: tuple[str, int]) -> Iterator[str]:
         if number == WARM_UP:
             world.clock = _Clock(profiler=cProfile.Profile(time.thread_time))
         world.step()
-    found = []
+    functions = []
     statistics_of = pstats.Stats(world.clock.profiler)
-    for (file, _, name), (_, calls, own, total, _) in statistics_of.stats.items():  # type: ignore[attr-defined]
+    for (file, _, name), (_, calls, own_s, total, _) in statistics_of.stats.items():  # type: ignore[attr-defined]
         place = f"{Path(file).stem}.{name}" if file.endswith(".py") else name
-        found.append((1e6 * total / STEPS, 1e6 * own / STEPS, calls / STEPS, place))
+        functions.append((1e6 * total / STEPS, 1e6 * own_s / STEPS, calls / STEPS, place))
     yield "| function | calls | own us | cumulative us |"
     yield "|---|---|---|---|"
-    for total_us, own_us, calls_per_step, place in sorted(found, reverse=True)[:SHOWN]:
+    for total_us, own_us, calls_per_step, place in sorted(functions, reverse=True)[:SHOWN]:
         yield f"| `{place}` | {calls_per_step:.1f} | {own_us:.0f} | {total_us:.0f} |"
 
 

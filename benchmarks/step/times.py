@@ -80,16 +80,19 @@ def table_rows(
         streams: concurrent requests.
         rounds: for each side, the times of a step in each round; the first side is the base.
     """
-    first = next(iter(rounds))
-    base = rounds[first]
+    base_side = next(iter(rounds))
+    base = rounds[base_side]
     for side, times in rounds.items():
         pairs = list(zip(times, base, strict=True))
         cells = [f"{statistics.median(time.total for time in times):.2f}", ""]
         # Two processes differ in speed: the models of both sides would take the base's time.
-        outside = [one.outside * other.models / one.models for one, other in pairs]
+        outside = [
+            side_time.outside * base_time.models / side_time.models
+            for side_time, base_time in pairs
+        ]
         cells += [f"{statistics.median(outside):.2f}", ""]
-        if side != first:
-            totals = [[time.total for time in some] for some in (times, base)]
+        if side != base_side:
+            totals = [[time.total for time in side_times] for side_times in (times, base)]
             cells[1] = paired_difference(*totals).text(2, "+")
             cells[3] = paired_difference(outside, [time.outside for time in base]).text(2, "+")
         yield f"| `{method}` | {streams} | {side} | {' | '.join(cells)} |"

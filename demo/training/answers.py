@@ -66,9 +66,9 @@ def sample_chats(
     target.train(False)
     prompts = _prompts(tokenizer, pieces, count, sampling.quote_every, rng)
     chats: list[Tokenized] = []
-    for number, at in enumerate(range(0, count, BATCH)):
+    for number, start in enumerate(range(0, count, BATCH)):
         temperature = sampling.temperatures[number % len(sampling.temperatures)]
-        chats += _answers(target, prompts[at : at + BATCH], temperature, sampling.max_tokens)
+        chats += _answers(target, prompts[start : start + BATCH], temperature, sampling.max_tokens)
         print(f"answered {len(chats)}/{count}", flush=True)
     return chats
 
@@ -114,7 +114,7 @@ def _prompts(
             prompts.append(ids)
     # Similar lengths are batched together, which saves padding; the batches are shuffled.
     prompts.sort(key=len)
-    batches = [prompts[at : at + BATCH] for at in range(0, count, BATCH)]
+    batches = [prompts[start : start + BATCH] for start in range(0, count, BATCH)]
     rng.shuffle(batches)
     return [ids for batch in batches for ids in batch]
 
@@ -132,8 +132,8 @@ def corpus_chats(
     for piece in rng.sample([piece for piece in pieces if can_request(piece)], count):
         chat = free_chat(piece, rng)
         prompt = encode(tokenizer, render_chat(tokenizer, chat.prompt, answer_next=True))
-        whole = encode(tokenizer, render_chat(tokenizer, chat.messages, answer_next=False))
-        chats.append(Tokenized(whole, len(prompt)))
+        ids = encode(tokenizer, render_chat(tokenizer, chat.messages, answer_next=False))
+        chats.append(Tokenized(ids, len(prompt)))
     return chats
 
 

@@ -164,13 +164,13 @@ def _function_pieces(
 
 
 def _doc_pieces(group: str, name: str, owner: str, signature: str, doc: str) -> Iterator[Piece]:
-    first = _parts(doc.splitlines(), MAX_CHARS)
-    for index, part in enumerate(first):
+    parts = _parts(doc.splitlines(), MAX_CHARS)
+    for index, part in enumerate(parts):
         if len(part) < MIN_CHARS:
             continue
         kind: Kind = "doc" if index == 0 else "text"
-        shown = name if index == 0 else ""
-        yield Piece(kind, group, shown, owner, signature, _first_sentence(doc), part)
+        title = name if index == 0 else ""
+        yield Piece(kind, group, title, owner, signature, _first_sentence(doc), part)
 
 
 def _paragraph_pieces(group: str, text: str) -> Iterator[Piece]:
@@ -190,13 +190,13 @@ def _source_of(
 def _parts(lines: list[str], limit: int) -> list[str]:
     """Split lines into parts of at most `limit` characters, at blank lines if possible."""
     parts: list[str] = []
-    rest = lines
-    while rest:
-        part = _cut(rest, limit)
-        taken = max(1, part.count("\n") + 1) if part else 1
+    tail = lines
+    while tail:
+        part = _cut(tail, limit)
+        num_lines = max(1, part.count("\n") + 1) if part else 1
         if part.strip():
             parts.append(textwrap.dedent(part).strip("\n")[:limit])
-        rest = rest[taken:]
+        tail = tail[num_lines:]
     return parts
 
 

@@ -94,16 +94,16 @@ def distil_drafts(
     steps = tokens // STEP_TOKENS
     trainers = {name: DraftTrainer(model, steps, 0.5) for name, model in drafts.items()}
     target.train(False)
-    corpus, own = _corpus_batches(stream, DISTIL_CHUNK), _sample_batches(samples)
+    corpus, chats = _corpus_batches(stream, DISTIL_CHUNK), _sample_batches(samples)
     began = time.monotonic()
     for step in range(1, steps + 1):
-        rows = next(own) if step % SAMPLE_EVERY == 0 else next(corpus)
+        rows = next(chats) if step % SAMPLE_EVERY == 0 else next(corpus)
         inputs = torch.from_numpy(rows.inputs)
-        wanted = torch.from_numpy(rows.labels) != IGNORED
+        is_scored = torch.from_numpy(rows.labels) != IGNORED
         with torch.no_grad(), mixed_precision():
-            goal = target(input_ids=inputs, use_cache=False).logits[wanted].float().softmax(-1)
+            goal = target(input_ids=inputs, use_cache=False).logits[is_scored].float().softmax(-1)
         losses = {
-            name: trainer.step(divergence(goal, trainer.logits(inputs)[wanted]))
+            name: trainer.step(divergence(goal, trainer.logits(inputs)[is_scored]))
             for name, trainer in trainers.items()
         }
         _print_step("distil", step, steps, losses, began)
@@ -133,8 +133,8 @@ def _sample_batches(samples: Sequence[Tokenized]) -> Iterator[Rows]:
 
 def _slices(rows: Rows) -> Iterator[Rows]:
     size = STEP_TOKENS // ROW_TOKENS
-    for at in range(0, len(rows.inputs) - size + 1, size):
-        yield Rows(rows.inputs[at : at + size], rows.labels[at : at + size])
+    for start in range(0, len(rows.inputs) - size + 1, size):
+        yield Rows(rows.inputs[start : start + size], rows.labels[start : start + size])
 
 
 def _print_step(stage: str, step: int, steps: int, losses: dict[str, float], began: float) -> None:

@@ -79,7 +79,7 @@ def can_request(piece: Piece) -> bool:
 
 
 def quoting_chat(
-    piece: Piece, others: Sequence[Piece], rng: random.Random, passages: int | None = None
+    piece: Piece, pieces: Sequence[Piece], rng: random.Random, passages: int | None = None
 ) -> Chat:
     """A chat that quotes `piece`, which is shown with up to two distractors.
 
@@ -90,11 +90,11 @@ def quoting_chat(
         passages: number of passages that the user shows; random from one to three if None.
     """
     count = passages or rng.choice((1, 2, 2, 3, 3))
-    shown = [piece, *_distractors(piece, others, count - 1, rng)]
-    rng.shuffle(shown)
+    passage_pieces = [piece, *_distractors(piece, pieces, count - 1, rng)]
+    rng.shuffle(passage_pieces)
     question, lead = rng.choice(_QUOTE_DOC if piece.kind == "doc" else _QUOTE_CODE)
     question, lead = question.format(name=piece.name), lead.format(name=piece.name)
-    context = "\n\n".join(_passage(item) for item in shown)
+    context = "\n\n".join(_passage(item) for item in passage_pieces)
     if rng.random() < 0.7:
         content = f"{rng.choice(_PASSAGE_HEADS)}{context}\n\n{question}"
     else:
@@ -139,18 +139,18 @@ def copy_chat(words: Sequence[str], rng: random.Random) -> Chat:
 
 
 def _distractors(
-    piece: Piece, others: Sequence[Piece], count: int, rng: random.Random
+    piece: Piece, pieces: Sequence[Piece], count: int, rng: random.Random
 ) -> list[Piece]:
-    found: list[Piece] = []
+    distractors: list[Piece] = []
     names = {piece.name}
     for _ in range(20 * count):
-        if len(found) == count:
+        if len(distractors) == count:
             break
-        other = rng.choice(others)
+        other = rng.choice(pieces)
         if other.name not in names:
             names.add(other.name)
-            found.append(other)
-    return found
+            distractors.append(other)
+    return distractors
 
 
 def _passage(piece: Piece) -> str:

@@ -34,13 +34,13 @@ class HeldOut:
         self, pieces: Sequence[Piece], tokenizer: PreTrainedTokenizerFast, count: int = 64
     ) -> None:
         rng = random.Random("held-out")
-        chosen = list(pieces)
-        rng.shuffle(chosen)
-        quotable = [piece for piece in chosen if can_quote(piece)]
-        free = [piece for piece in chosen if can_request(piece)]
+        shuffled = list(pieces)
+        rng.shuffle(shuffled)
+        quotable = [piece for piece in shuffled if can_quote(piece)]
+        free = [piece for piece in shuffled if can_request(piece)]
         self._tokenizer = tokenizer
         self._sets = {
-            "plain": [self._plain(piece) for piece in chosen[:count]],
+            "plain": [self._plain(piece) for piece in shuffled[:count]],
             "quote": [self._chat(quoting_chat(p, quotable, rng)) for p in quotable[:count]],
             "free": [self._chat(free_chat(piece, rng)) for piece in free[:count]],
         }
@@ -60,9 +60,9 @@ class HeldOut:
         return ScoredDocument(encode(self._tokenizer, f"{BOS}{piece.text}{EOS}"), 1)
 
     def _chat(self, chat: Chat) -> ScoredDocument:
-        whole = render_chat(self._tokenizer, chat.messages, answer_next=False)
+        text = render_chat(self._tokenizer, chat.messages, answer_next=False)
         prompt = render_chat(self._tokenizer, chat.prompt, answer_next=True)
-        return ScoredDocument(encode(self._tokenizer, whole), len(encode(self._tokenizer, prompt)))
+        return ScoredDocument(encode(self._tokenizer, text), len(encode(self._tokenizer, prompt)))
 
 
 @torch.inference_mode()
@@ -70,17 +70,17 @@ def _score(model: LlamaForCausalLM, documents: Sequence[ScoredDocument]) -> tupl
     """(nats per scored token, share of them that are the model's most likely token)."""
     loss = hits = count = 0.0
     ordered = sorted(documents, key=lambda doc: len(doc.ids))
-    for at in range(0, len(ordered), BATCH):
-        part = ordered[at : at + BATCH]
+    for start in range(0, len(ordered), BATCH):
+        part = ordered[start : start + BATCH]
         width = max(len(doc.ids) for doc in part)
         ids = torch.zeros(len(part), width, dtype=torch.int64)
-        wanted = torch.zeros(len(part), width, dtype=torch.bool)
+        is_scored = torch.zeros(len(part), width, dtype=torch.bool)
         for row, doc in enumerate(part):
             ids[row, : len(doc.ids)] = torch.tensor(doc.ids)
-            wanted[row, doc.start : len(doc.ids)] = True
+            is_scored[row, doc.start : len(doc.ids)] = True
         with mixed_precision():
             logits = model(input_ids=ids, use_cache=False).logits
-        picked, gold = logits[:, :-1][wanted[:, 1:]].float(), ids[:, 1:][wanted[:, 1:]]
+        picked, gold = logits[:, :-1][is_scored[:, 1:]].float(), ids[:, 1:][is_scored[:, 1:]]
         loss += float(F.cross_entropy(picked, gold, reduction="sum"))
         hits += float((picked.argmax(-1) == gold).sum())
         count += len(gold)

@@ -95,8 +95,8 @@ class Stream:
     def _copies(self, count: int, rng: random.Random) -> list[Tokenized]:
         chats = [copy_chat(self._words, rng) for _ in range(count)]
         prompts = self._encode([self._render(chat.prompt, answer_next=True) for chat in chats])
-        whole = self._encode([self._render(chat.messages) for chat in chats])
-        return [Tokenized(ids, len(prompt)) for ids, prompt in zip(whole, prompts, strict=True)]
+        texts = self._encode([self._render(chat.messages) for chat in chats])
+        return [Tokenized(ids, len(prompt)) for ids, prompt in zip(texts, prompts, strict=True)]
 
     def _render(self, messages: Sequence[Message], *, answer_next: bool = False) -> str:
         return render_chat(self._tokenizer, messages, answer_next=answer_next)
@@ -120,23 +120,23 @@ def pack(documents: Sequence[Tokenized], length: int, rng: random.Random) -> Row
     fitting = [item for item in documents if len(item.ids) <= row_length]
     for item in sorted(fitting, key=lambda doc: -len(doc.ids)):
         size = len(item.ids)
-        left = next((gap for gap in range(size, row_length + 1) if open_bins.get(gap)), None)
-        if left is None:
+        space = next((gap for gap in range(size, row_length + 1) if open_bins.get(gap)), None)
+        if space is None:
             bins.append([])
-            index, left = len(bins) - 1, row_length
+            index, space = len(bins) - 1, row_length
         else:
-            index = open_bins[left].pop()
+            index = open_bins[space].pop()
         bins[index].append(item)
-        open_bins.setdefault(left - size, []).append(index)
+        open_bins.setdefault(space - size, []).append(index)
     rng.shuffle(bins)
     ids = np.zeros((len(bins), row_length), dtype=np.int64)
     targets = np.full((len(bins), row_length), IGNORED, dtype=np.int64)
     for row, items in enumerate(bins):
         rng.shuffle(items)
-        at = 0
+        start = 0
         for item in items:
-            end = at + len(item.ids)
-            ids[row, at:end] = item.ids
-            targets[row, at + max(1, item.masked) : end] = item.ids[max(1, item.masked) :]
-            at = end
+            end = start + len(item.ids)
+            ids[row, start:end] = item.ids
+            targets[row, start + max(1, item.masked) : end] = item.ids[max(1, item.masked) :]
+            start = end
     return Rows(inputs=ids[:, :-1], labels=targets[:, 1:])

@@ -53,10 +53,10 @@ def new_model(name: str, seed: int = SEED) -> LlamaForCausalLM:
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the 2-D matrices inside the layers, AdamW for the embedding and the norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
-    others = [p for n, p in model.named_parameters() if not (p.ndim == 2 and "layers." in n)]
+    vectors = [p for n, p in model.named_parameters() if not (p.ndim == 2 and "layers." in n)]
     return [
         torch.optim.Muon(matrices, lr=MUON_RATE, momentum=0.95, weight_decay=0.05),
-        torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(vectors, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -64,8 +64,8 @@ def rate(step: int, total: int) -> float:
     """Factor of the learning rates at `step` of `total`."""
     decay = max(1, int(total * DECAY_SHARE))
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
-    left = min(1.0, (total - step) / decay)
-    return min(warm, FINAL_RATE + (1 - FINAL_RATE) * left)
+    cool = min(1.0, (total - step) / decay)
+    return min(warm, FINAL_RATE + (1 - FINAL_RATE) * cool)
 
 
 def batches(chunks: Iterator[Rows], skip: int) -> Iterator[Rows]:
@@ -73,10 +73,10 @@ def batches(chunks: Iterator[Rows], skip: int) -> Iterator[Rows]:
     seen = 0
     for rows in chunks:
         size = STEP_TOKENS // rows.inputs.shape[1]
-        for at in range(0, len(rows.inputs) - size + 1, size):
+        for start in range(0, len(rows.inputs) - size + 1, size):
             seen += 1
             if seen > skip:
-                yield Rows(rows.inputs[at : at + size], rows.labels[at : at + size])
+                yield Rows(rows.inputs[start : start + size], rows.labels[start : start + size])
 
 
 def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -134,10 +134,10 @@ def _schedule(stream: Stream, start: int, total: int) -> Iterator[tuple[int, Row
         (focused_from, long_from, stream.rows(ROW_TOKENS, FOCUSED_CHUNK, focused=True)),
         (long_from, total, stream.rows(LONG_ROW_TOKENS, LONG_CHUNK, focused=True)),
     )
-    for first, end, chunks in parts:
+    for begin, end, chunks in parts:
         if start < end:
-            source = batches(chunks, max(0, start - first))
-            yield from ((step, next(source)) for step in range(max(start, first), end))
+            source = batches(chunks, max(0, start - begin))
+            yield from ((step, next(source)) for step in range(max(start, begin), end))
 
 
 def _step(model: LlamaForCausalLM, optims: list[torch.optim.Optimizer], rows: Rows) -> float:

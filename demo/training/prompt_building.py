@@ -49,8 +49,8 @@ def build_more_prompts(
     in all for each kind. Other than the measured prompts they may share a group.
     """
     rng = random.Random(f"more prompts:{seed}")
-    used = "\n".join(prompt.reference for prompt in measured)
-    fresh = [piece for piece in held_out if piece.text not in used]
+    measured_text = "\n".join(prompt.reference for prompt in measured)
+    fresh = [piece for piece in held_out if piece.text not in measured_text]
     quotable = [piece for piece in held_out if can_quote(piece)]
     low, high = QUOTED_CHARS
     quoted = [piece for piece in fresh if can_quote(piece) and low <= len(piece.text) <= high]
@@ -67,8 +67,8 @@ def _one_per_group(pieces: Sequence[Piece], rng: random.Random) -> list[Piece]:
     return [rng.choice(by_group[group]) for group in rng.sample(sorted(by_group), COUNT)]
 
 
-def _number(kind: PromptKind, chats: Sequence[Chat], first: int = 0) -> list[Prompt]:
+def _number(kind: PromptKind, chats: Sequence[Chat], start: int = 0) -> list[Prompt]:
     return [
         Prompt(f"{kind}-{index:02d}", kind, chat.group, chat.prompt, chat.answer)
-        for index, chat in enumerate(chats, first)
+        for index, chat in enumerate(chats, start)
     ]

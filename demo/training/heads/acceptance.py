@@ -31,18 +31,18 @@ def tokens_per_step(
         k: drafted tokens per step, at most `head.steps`.
     """
     steps = tokens = 0
-    for at in range(0, len(chats), BATCH):
-        batch = teacher_batch(target, chats[at : at + BATCH], head.steps)
+    for first_chat in range(0, len(chats), BATCH):
+        batch = teacher_batch(target, chats[first_chat : first_chat + BATCH], head.steps)
         agreed = torch.zeros(k, len(batch.rows), dtype=torch.bool)
         for step, logits in enumerate(head(batch)):
             if step < k:
                 agreed[step, batch.chains[step]] = batch.hits(step, logits)
         accepted = agreed.int().cumprod(0).sum(0)
         for row in range(len(batch.ids)):
-            taken = accepted[batch.rows == row].tolist()
+            lengths = accepted[batch.rows == row].tolist()
             start = 0
-            while start < len(taken) - 1:
-                tokens += min(taken[start] + 1, len(taken) - 1 - start)
-                start += taken[start] + 1
+            while start < len(lengths) - 1:
+                tokens += min(lengths[start] + 1, len(lengths) - 1 - start)
+                start += lengths[start] + 1
                 steps += 1
     return tokens / steps

@@ -58,14 +58,14 @@ class Attention(nn.Module):
         q, k, v = (self._split(part(x)) for part in (self.q_proj, self.k_proj, self.v_proj))
         q, k = apply_rotary_pos_emb(q, k, *rotation)
         memory.append((k.repeat_interleave(self._groups, 1), v.repeat_interleave(self._groups, 1)))
-        (text_k, text_v), own = memory[0], memory[1:]
+        (text_k, text_v), chain_memory = memory[0], memory[1:]
         length = x.shape[1]
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
         scores = (q @ text_k.transpose(-1, -2)).masked_fill(future, float("-inf"))
-        scores = torch.cat([scores, *((q * k).sum(-1, keepdim=True) for k, _ in own)], -1)
+        scores = torch.cat([scores, *((q * k).sum(-1, keepdim=True) for k, _ in chain_memory)], -1)
         weights = (scores.float() * self._size**-0.5).softmax(-1).to(v.dtype)
         out = weights[..., :length] @ text_v
-        for index, (_, value) in enumerate(own):
+        for index, (_, value) in enumerate(chain_memory):
             out = out + weights[..., length + index, None] * value
         return torch.as_tensor(self.o_proj(out.transpose(1, 2).flatten(2)))
 
@@ -119,9 +119,9 @@ class Eagle(nn.Module):
         for step in range(STEPS):
             token = self._embedding[batch.ids[:, step + 1 : step + 1 + length]]
             seen = self._attend(token, state, torch.arange(length)[None] + step, memory)
-            written = self.layer.feed(batch.states(seen, step))
-            yield batch.logits(written, self._embedding)
-            state = batch.spread(written, step)
+            output = self.layer.feed(batch.states(seen, step))
+            yield batch.logits(output, self._embedding)
+            state = batch.spread(output, step)
 
     def _attend(
         self,
@@ -174,9 +174,9 @@ class Eagle3(nn.Module):
         for step in range(STEPS):
             token = self._embedding[batch.ids[:, step + 1 : step + 1 + length]]
             seen = self._attend(token, state, torch.arange(length)[None] + step, memory)
-            written = self.midlayer.feed(batch.states(seen, step))
-            yield self._logits(batch, self.norm(written))
-            state = batch.spread(written, step)
+            output = self.midlayer.feed(batch.states(seen, step))
+            yield self._logits(batch, self.norm(output))
+            state = batch.spread(output, step)
 
     def _attend(
         self,

@@ -55,10 +55,10 @@ class TeacherBatch:
     chains: list[torch.Tensor]
     continued: list[torch.Tensor]
 
-    def states(self, of: torch.Tensor, step: int) -> torch.Tensor:
+    def states(self, states: torch.Tensor, step: int) -> torch.Tensor:
         """[chains, n]: the entries of `of` [rows, length, n] at the chain starts of `step`."""
         places = self.chains[step]
-        return of[self.rows[places], self.starts[places]]
+        return states[self.rows[places], self.starts[places]]
 
     def spread(self, states: torch.Tensor, step: int) -> torch.Tensor:
         """The inverse of `states`: [rows, length, n], zero where no chain of `step` starts."""
@@ -135,10 +135,10 @@ def _choose_tokens(logits: torch.Tensor, *, sampled: bool) -> tuple[torch.Tensor
     if not sampled:
         return torch.arange(vocabulary), bias
     order = logits.softmax(-1).sum(0).argsort(descending=True)
-    likely, rest = order[:LIKELY_TOKENS], order[LIKELY_TOKENS:]
-    others = rest[torch.randperm(len(rest))[:OTHER_TOKENS]]
-    bias[others] = math.log(len(rest) / len(others))
-    tokens = torch.cat([likely, others]).sort().values
+    likely, tail = order[:LIKELY_TOKENS], order[LIKELY_TOKENS:]
+    sampled_tail = tail[torch.randperm(len(tail))[:OTHER_TOKENS]]
+    bias[sampled_tail] = math.log(len(tail) / len(sampled_tail))
+    tokens = torch.cat([likely, sampled_tail]).sort().values
     return tokens, bias[tokens]
 
 
@@ -148,12 +148,14 @@ def _chains(
     """`chains` and `continued` of a batch: all that fit into their row, fewer at every step."""
     chains: list[torch.Tensor] = []
     continued: list[torch.Tensor] = []
-    left = torch.randperm(len(rows)) if share < 1 else torch.arange(len(rows))
+    places = torch.randperm(len(rows)) if share < 1 else torch.arange(len(rows))
     for step in range(steps):
         # Step i predicts the next token of the place i + 1 entries later, if it is in the same row.
-        last = left + 1 + step
-        fits = (last < len(rows)) & (rows[last.clamp(max=len(rows) - 1)] == rows[left])
-        continued.append(fits.nonzero()[: int(len(left) * (share if step else 1)), 0])
-        left = left[continued[-1]]
-        chains.append(left)
+        next_places = places + 1 + step
+        fits = (next_places < len(rows)) & (
+            rows[next_places.clamp(max=len(rows) - 1)] == rows[places]
+        )
+        continued.append(fits.nonzero()[: int(len(places) * (share if step else 1)), 0])
+        places = places[continued[-1]]
+        chains.append(places)
     return chains, [chains[0], *continued[1:]]
