@@ -15,7 +15,8 @@ from benchmarks.commands.arguments import (
 )
 from benchmarks.gateway import client
 from benchmarks.gateway.run import GatewayPlan, measure, profile
-from benchmarks.gateway.tables import profile_rows, rows
+from benchmarks.gateway.tables import rows
+from benchmarks.profiles import profile_rows
 from server.commands.admin_client import Parser
 
 DELTAS, MAX_DELTA = (1, 3), 9
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace, command: str) -> int:
         if options.engine != "fake":
             raise BadArgument("--profile: works with --engine fake only")
         path, num_events = client.run(lambda: profile(plan, options.profile))
-        print_lines(*profile_rows(path, num_events))
+        print_lines(*profile_rows(str(path), num_events, by_own_time=True))
         return 0
     info = report.environment_info(command)
     results = client.run(lambda: measure(plan, print_lines))

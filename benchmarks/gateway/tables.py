@@ -1,17 +1,12 @@
-"""The results as Markdown tables, and a profile of the gateway's functions."""
+"""The results as Markdown tables."""
 
-import pstats
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from benchmarks.estimate import paired_ratio
 from benchmarks.gateway.figures import Cost, Latency
 from benchmarks.gateway.run import GatewayPlan, GatewayResults
 from benchmarks.gateway.sides import BARE
-
-SHOWN = 40
-"""Functions that a profile shows."""
 
 
 def rows(plan: GatewayPlan, results: GatewayResults) -> Iterator[str]:
@@ -63,17 +58,3 @@ def _latency_rows(latencies: Sequence[Latency]) -> Iterator[str]:
             cells += ["", ""] if each is base else [f"{ms:+.2f}" for ms in added]
         cells += [f"{each.busy:.2f}", f"{each.event_us:.1f}", f"{each.rss_mb:.0f}"]
         yield "| " + " | ".join(cells) + " |"
-
-
-def profile_rows(path: Path, num_events: int) -> Iterator[str]:
-    """The functions with the most time of their own, per event of the profiled streams."""
-    yield "| function | calls per event | own us | cumulative us |"
-    yield "|---|---|---|---|"
-    functions = []
-    for (file, _, name), (_, calls, own_s, total, _) in pstats.Stats(str(path)).stats.items():  # type: ignore[attr-defined]
-        place = f"{Path(file).stem}.{name}" if file.endswith(".py") else name
-        functions.append(
-            (1e6 * own_s / num_events, 1e6 * total / num_events, calls / num_events, place)
-        )
-    for own_us, total_us, calls_per_event, place in sorted(functions, reverse=True)[:SHOWN]:
-        yield f"| `{place}` | {calls_per_event:.2f} | {own_us:.2f} | {total_us:.2f} |"

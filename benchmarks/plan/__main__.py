@@ -5,8 +5,9 @@ import sys
 
 from benchmarks.commands import run_command
 from benchmarks.commands.arguments import add_count, count, print_lines
-from benchmarks.plan.cost import PROFILE_HEAD, TABLE_HEAD, measure_plans, profile_rows, table_row
+from benchmarks.plan.cost import TABLE_HEAD, measure_plans, profile_plans, table_row
 from benchmarks.plan.policy_arguments import add_policy, policies
+from benchmarks.profiles import profile_rows
 from server.commands.admin_client import Parser
 
 ROWS = (1, 16, 64, 256)
@@ -37,8 +38,9 @@ def run(options: argparse.Namespace, command: str) -> int:
     if options.profile:
         for name in names:
             for number in rows:
-                print_lines(f"**{name}, {number} rows**", "", *PROFILE_HEAD)
-                print_lines(*profile_rows(name, number, options.steps), "")
+                profile = profile_plans(name, number, options.steps)
+                print_lines(f"**{name}, {number} rows**", "")
+                print_lines(*profile_rows(profile, options.steps), "")
         return 0
     print_lines(*TABLE_HEAD)
     for cost in measure_plans(names, rows, options.steps):

@@ -5,13 +5,11 @@ learns from them, as in the scheduler. `plan` is `Planner.plan`, `observe` is `P
 """
 
 import cProfile
-import pstats
 import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from engine_adapter.policies.contract import (
     DraftOutcome,
@@ -46,15 +44,13 @@ ACCEPTED = (0.5, 0.6, 0.6, 0.5, 0.35, 0.55, 0.6, 0.7, 0.7)
 STEP_S, TOKEN_S, CALL_S = 0.030, 0.0006, 0.002
 """A step of the target, each token beyond the fourth, and a pass of a proposer with a model."""
 
-WARM_UP, STEPS, SHOWN = 150, 300, 30
-"""Steps before the measurement; measured steps; functions that a profile shows."""
+WARM_UP, STEPS = 150, 300
+"""Steps before the measurement; measured steps."""
 
 TABLE_HEAD = (
     "| policy | rows | plan, median us | plan, p99 | observe, median | observe, p99 |",
     "|---|---|---|---|---|---|",
 )
-
-PROFILE_HEAD = ("| function | calls per step | own us | cumulative us |", "|---|---|---|---|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +170,8 @@ def _p99(values: Sequence[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
-def profile_rows(policy: str, rows: int, steps: int = STEPS) -> Iterator[str]:
-    """Table rows with the slowest functions: calls, own and cumulative microseconds per step."""
+def profile_plans(policy: str, rows: int, steps: int = STEPS) -> cProfile.Profile:
+    """The profile of so many plans."""
     world = _Steps(policy, rows, seed=rows)
     profiler = cProfile.Profile(time.thread_time)
     for number in range(WARM_UP + steps):
@@ -187,9 +183,4 @@ def profile_rows(policy: str, rows: int, steps: int = STEPS) -> Iterator[str]:
         plan = profiler.runcall(world.planner.plan, view)
         outcome = world.outcome(plan)
         profiler.runcall(world.planner.observe, outcome)
-    functions = []
-    for (file, _, name), (_, calls, own_s, total, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
-        place = f"{Path(file).stem}.{name}" if file.endswith(".py") else name
-        functions.append((1e6 * total / steps, 1e6 * own_s / steps, calls / steps, place))
-    for total_us, own_us, calls_per_step, place in sorted(functions, reverse=True)[:SHOWN]:
-        yield f"| `{place}` | {calls_per_step:.1f} | {own_us:.0f} | {total_us:.0f} |"
+    return profiler

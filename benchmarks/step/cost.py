@@ -18,7 +18,6 @@ function that makes many calls looks slower than it is.
 
 import cProfile
 import os
-import pstats
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +26,9 @@ from dataclasses import dataclass
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+from benchmarks.profiles import profile_rows
 from benchmarks.servers import ENVIRONMENT, NAME, speculative_config, vllm_arguments
 from benchmarks.sides import DEFAULT_SIDES, Side, loaded_specs, specs_by_name, supported_sides
 from benchmarks.step.times import ModelTime, StepTime, table_rows
@@ -39,9 +38,6 @@ from engine_adapter.seam.types import SpecDecodeParams, SpecMethod
 
 STEPS, WARM_UP, MAX_TOKENS = 10, 60, 160
 """Steps of one turn; steps before the first turn; tokens of each answer."""
-
-SHOWN = 70
-"""Functions that a profile shows."""
 
 PROFILED = ("/benchmarks/step/cost", "/engine_adapter/", "/spec_decode/", "/v1/sample/", "/gpu/")
 """Parts of file names whose functions a profile shows."""
@@ -281,20 +277,6 @@ def _profile(setup: EngineSetup, streams: int, steps: int) -> None:
     profiler = cProfile.Profile(time.thread_time)
     profiler.runcall(stepper.run, steps, streams)
     profiler.create_stats()
-    for row in profile_rows(profiler, steps):
+    for row in profile_rows(profiler, steps, rows=70, files=PROFILED):
         print(row, flush=True)
     os._exit(0)  # vLLM's own shutdown takes seconds
-
-
-def profile_rows(profiler: cProfile.Profile, steps: int) -> Iterator[str]:
-    """A table row for each of the slowest functions in the files of `PROFILED`.
-
-    Columns: function, calls per step, own and cumulative microseconds per step.
-    """
-    functions = []
-    for (file, _, name), (_, calls, own_s, total, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
-        if any(part in file for part in PROFILED):
-            place = f"{Path(file).stem}.{name}"
-            functions.append((1e6 * total / steps, 1e6 * own_s / steps, calls / steps, place))
-    for total_us, own_us, calls_per_step, place in sorted(functions, reverse=True)[:SHOWN]:
-        yield f"| `{place}` | {calls_per_step:.1f} | {own_us:.0f} | {total_us:.0f} |"

@@ -7,20 +7,19 @@ that take longest.
 """
 
 import cProfile
-import pstats
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.profiles import profile_rows
 from engine_adapter.policies.planner import Planner
 from engine_adapter.proposers.methods import parse_specs
 from engine_adapter.seam.counts import StepKind
@@ -46,7 +45,7 @@ CASES = (
 K, LENGTH, TOKENS, VOCABULARY = 5, 600, 30, 1000
 """Drafts of a row; its mean length; how many different tokens it has; the target's tokens."""
 
-WARM_UP, STEPS, SHOWN = 10, 60, 40
+WARM_UP, STEPS = 10, 60
 
 PARTS = ("schedule", "follow", "verify", "draft", "count")
 
@@ -262,28 +261,22 @@ def table_rows(cases: Sequence[tuple[str, int]] = CASES) -> Iterator[str]:
         yield f"| `{method}` | {rows} | {drafting} | {parts} | {total:.2f} |"
 
 
-def profile_rows(case: tuple[str, int]) -> Iterator[str]:
-    """The functions that take longest: calls in a step, and own and cumulative microseconds."""
+def profile_steps(case: tuple[str, int]) -> cProfile.Profile:
+    """The profile of the steps of one case."""
     world = _World(*case)
-    for number in range(WARM_UP + STEPS):
-        if number == WARM_UP:
-            world.clock = _Clock(profiler=cProfile.Profile(time.thread_time))
+    for _ in range(WARM_UP):
         world.step()
-    functions = []
-    statistics_of = pstats.Stats(world.clock.profiler)
-    for (file, _, name), (_, calls, own_s, total, _) in statistics_of.stats.items():  # type: ignore[attr-defined]
-        place = f"{Path(file).stem}.{name}" if file.endswith(".py") else name
-        functions.append((1e6 * total / STEPS, 1e6 * own_s / STEPS, calls / STEPS, place))
-    yield "| function | calls | own us | cumulative us |"
-    yield "|---|---|---|---|"
-    for total_us, own_us, calls_per_step, place in sorted(functions, reverse=True)[:SHOWN]:
-        yield f"| `{place}` | {calls_per_step:.1f} | {own_us:.0f} | {total_us:.0f} |"
+    profile = cProfile.Profile(time.thread_time)
+    world.clock = _Clock(profiler=profile)
+    for _ in range(STEPS):
+        world.step()
+    return profile
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with torch.inference_mode():
         if "--profile" in sys.argv:
-            print(*profile_rows(CASES[0]), sep="\n")
+            print(*profile_rows(profile_steps(CASES[0]), STEPS), sep="\n")
         else:
             print(*TABLE_HEAD, *table_rows(), sep="\n")

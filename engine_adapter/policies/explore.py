@@ -78,7 +78,9 @@ class Explorer:
         unused = [i for i in measurements.candidates() if i not in in_use]
         unproven = [i for i in unused if not measurements.is_proven(i)]
         # The measurements of a lookup do not wait for probes: it drafts in the shadow.
-        outdated = [i for i in unused if measurements.is_outdated(i) and not self._is_lookup(i)]
+        outdated = [
+            i for i in unused if measurements.is_outdated(i) and not measurements.traits(i).lookup
+        ]
         if unproven or outdated:
             if self._turn % LEARNING_INTERVAL:
                 return None
@@ -90,9 +92,6 @@ class Explorer:
             return None
         oldest = max(stale, key=measurements.age)
         return self._probe_cheapest(rows, oldest, allowed_s=self._probe_s)
-
-    def _is_lookup(self, proposer: int) -> bool:
-        return self._measurements.traits(proposer).lookup
 
     def _probe_cheapest(
         self, rows: Sequence[RowView], proposer: int, *, allowed_s: float

@@ -171,14 +171,13 @@ def _input(arguments: str, *, is_complete: bool) -> dict[str, Any]:
     JSON object are not lost: they are the object's only entry, `arguments`.
     """
     try:
-        value = json.loads(arguments) if is_complete else _partial(arguments)
+        if is_complete:
+            value = json.loads(arguments)
+        else:
+            value = from_json(arguments, allow_partial="trailing-strings")
         if isinstance(value, dict):
             json_text(value)  # refuses what JSON does not have, such as infinity
             return value
     except (ValueError, RecursionError):
         pass
     return {"arguments": arguments} if arguments else {}
-
-
-def _partial(arguments: str) -> Any:
-    return from_json(arguments, allow_partial="trailing-strings")

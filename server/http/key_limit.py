@@ -46,7 +46,8 @@ class KeyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as stack:
             is_post = scope["type"] == "http" and scope["method"] == "POST"
-            if is_post and _counts(path := scope["path"]):
+            path = scope["path"] if is_post else ""
+            if path in COUNTED_PATHS or path.startswith(COUNTED_PREFIX):
                 key = key_name(scope)
                 await self._turns.turn(key)
                 try:
@@ -59,7 +60,3 @@ class KeyLimit:
                     await send_error(refusal, scope, receive, send)
                     return
             await self._app(scope, receive, send)
-
-
-def _counts(path: str) -> bool:
-    return path in COUNTED_PATHS or path.startswith(COUNTED_PREFIX)

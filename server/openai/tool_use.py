@@ -156,8 +156,8 @@ def tool_use(
     )
     if use.parsing is None or not may_call:
         return use
-    calls = None
-    if chat.constraint is not None or (use.held_fields and not _has_own_end(body)):
+    calls, has_own_end = None, body.ignore_eos or body.min_tokens
+    if chat.constraint is not None or (use.held_fields and not has_own_end):
         calls = _call_constraint(chat, use.parsing)
     of_answer = None
     if calls is not None and calls.begins:
@@ -198,8 +198,3 @@ def _call_constraint(chat: ChatInput, parsing: Parsing) -> CallConstraint | None
         )
     except NoCallGrammar:
         return None
-
-
-def _has_own_end(body: GenerationBody) -> bool:
-    """Whether other fields than a constraint say where the text ends."""
-    return bool(body.ignore_eos or body.min_tokens)

@@ -78,7 +78,7 @@ def test_a_profile_has_the_functions_of_an_event(
 ) -> None:
     assert gateway([*SMALL, "--delta", "1", "--profile", "4", "--out", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "| function | calls per event | own us | cumulative us |"
+    assert lines[0] == "| function | calls | own us | cumulative us |"
     (events,) = (line for line in lines if line.startswith("| `response.events` |"))
     # Of 42 events, 40 come from a delta; the role comes with the first.
     assert float(events.split(" | ")[1]) == pytest.approx(40 / 42, abs=0.01)

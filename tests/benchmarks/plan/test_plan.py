@@ -42,8 +42,8 @@ def test_a_profile_has_the_functions_of_the_planner(capsys: pytest.CaptureFixtur
     words = ["--policy", "load", "--rows", "2", "--steps", "4", "--profile"]
     assert measure([*words]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("**load, 2 rows**\n\n| function | calls per step |")
-    assert "| `planner.plan` | 1.0 |" in printed
+    assert printed.startswith("**load, 2 rows**\n\n| function | calls |")
+    assert "| `planner.plan` | 1.00 |" in printed
 
 
 @pytest.mark.parametrize(

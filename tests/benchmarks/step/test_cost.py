@@ -1,6 +1,5 @@
 """The CPU time of a step: order of the turns and profiles, without an engine."""
 
-import cProfile
 import os
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,6 @@ from benchmarks.step.cost import (
     EngineSetup,
     StepPlan,
     measure_steps,
-    profile_rows,
 )
 from benchmarks.step.times import StepTime
 from tests.benchmarks.fake_systems import HEADS, NGRAM
@@ -118,12 +116,6 @@ def test_an_unknown_method_is_refused_before_anything_starts(engines: Any) -> No
     with pytest.raises(ValueError, match="no proposer 'draft'; the proposers are look"):
         printed(StepPlan("t", [NGRAM], ["none", "draft"]))
     assert engines[0] == []
-
-
-def test_a_profile_shows_only_functions_that_belong_to_a_step() -> None:
-    profiler = cProfile.Profile(lambda: 0.0)
-    profiler.runcall(lambda: [cost._loaded(Side.ALL, None, []) for _ in range(4)])
-    assert list(profile_rows(profiler, steps=2)) == ["| `cost._loaded` | 2.0 | 0 | 0 |"]
 
 
 def test_an_engine_that_fails_is_named() -> None:
