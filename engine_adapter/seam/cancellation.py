@@ -1,10 +1,7 @@
 """Cancellation of tasks, for the gateway and for the engines."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 def was_cancelled() -> bool:
@@ -28,14 +25,3 @@ async def wait_until_ended(task: "asyncio.Task[Any]") -> asyncio.CancelledError 
         except asyncio.CancelledError as error:
             cancellation = error
     return cancellation
-
-
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work` to its end, even if the caller is cancelled meanwhile.
-
-    The cancellation is raised when `work` has ended, in place of what `work` returned or raised.
-    """
-    task = asyncio.create_task(work)
-    if (cancellation := await wait_until_ended(task)) is None:
-        return task.result()
-    raise cancellation from None if task.cancelled() else task.exception()

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from server.contract.answers import answers
 from server.contract.document import TAGS, make_document
 from server.http.auth import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS
-from server.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
+from server.http.headers import NUM_SPECULATIVE_TOKENS, PROPOSER, RESPONSE_HEADERS
 from server.schema.anthropic import MessagesRequest
 from server.schema.base import INSTEAD, REFUSED, Body, Refused
 from server.schema.chat import ChatCompletionRequest, TokenizeRequest
@@ -195,7 +195,7 @@ def test_every_header_of_ours_is_listed() -> None:
     sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "server").rglob("*.py"))
     sent = set(re.findall(r'"(x-specgate-[a-z-]+)"', sources))
     assert len(sent) >= 2
-    assert sent - {*RESPONSE_HEADERS, *REQUEST_HEADERS} == set()
+    assert sent - {*RESPONSE_HEADERS, PROPOSER, NUM_SPECULATIVE_TOKENS} == set()
 
 
 def test_every_schema_has_a_name_of_its_own(document: dict[str, Any]) -> None:
