@@ -16,7 +16,7 @@ RETRY_AFTER = "Retry-After"
 
 PROPOSER = "x-specgate-proposer"
 NUM_SPECULATIVE_TOKENS = "x-specgate-num-speculative-tokens"
-"""This and `PROPOSER` are headers of a request, which mean what the fields of `spec_decode` mean."""
+"""This and `PROPOSER` are headers of a request, and mean what fields of `spec_decode` mean."""
 
 RESPONSE_HEADERS: Mapping[str, str] = {
     REQUEST_ID: "the request's id, which the server's log has too",
