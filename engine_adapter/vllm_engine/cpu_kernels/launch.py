@@ -32,19 +32,19 @@ class CpuKernel:
 
     def __init__(self, kernel: Any, twin: TwinKernel) -> None:
         """Raises `ImportError` if the kernel and its twin do not have the same parameters."""
-        self._names = parameter_names(kernel)
+        names = parameter_names(kernel)
         twin_parameters = {
             name: parameter
             for name, parameter in inspect.signature(twin).parameters.items()
             if parameter.kind is not parameter.KEYWORD_ONLY
         }
         unknown = [
-            name for name in self._names if name not in twin_parameters and not _is_gpu_only(name)
+            name for name in names if name not in twin_parameters and not _is_gpu_only(name)
         ]
         absent = [
             name
             for name, parameter in twin_parameters.items()
-            if parameter.default is parameter.empty and name not in (*self._names, "grid")
+            if parameter.default is parameter.empty and name not in (*names, "grid")
         ]
         if unknown or absent:
             name = getattr(kernel, "__name__", kernel)
@@ -53,7 +53,11 @@ class CpuKernel:
                 f"{unknown}, the kernel does not have {absent}"
             )
         self._twin = twin
-        self._arguments = [(name, parameter.default) for name, parameter in twin_parameters.items()]
+        places = {name: place for place, name in enumerate(names)}
+        self._arguments = [
+            (places.get(name, len(places)), name, parameter.default)
+            for name, parameter in twin_parameters.items()
+        ]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         """A launch of this size."""
@@ -61,8 +65,14 @@ class CpuKernel:
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         # The constants come by name, and the rest in the kernel's order.
-        values = {"grid": grid, **dict(zip(self._names, arguments, strict=False)), **constants}
-        self._twin(*[values.get(name, default) for name, default in self._arguments])
+        count = len(arguments)
+        constants["grid"] = grid
+        self._twin(
+            *[
+                arguments[place] if place < count else constants.get(name, default)
+                for place, name, default in self._arguments
+            ]
+        )
 
 
 def parameter_names(kernel: Any) -> list[str]:

@@ -172,10 +172,13 @@ class RequestRows:
             counts: int [R], how many tokens of each of the R rows of `emitted` were emitted.
         """
         self._num_computed[rows] = self.num_computed_before(rows)
-        place = np.arange(emitted.shape[1])
-        is_emitted = place < counts[:, None]
-        position = self.num_tokens_no_spec[rows, None] + place
-        self.token_ids_cpu[rows.repeat(counts), position[is_emitted]] = emitted[is_emitted]
+        if emitted.shape[1] == 1 and counts.all():
+            self.token_ids_cpu[rows, self.num_tokens_no_spec[rows]] = emitted[:, 0]
+        else:
+            place = np.arange(emitted.shape[1])
+            is_emitted = place < counts[:, None]
+            position = self.num_tokens_no_spec[rows, None] + place
+            self.token_ids_cpu[rows.repeat(counts), position[is_emitted]] = emitted[is_emitted]
         self.num_tokens_no_spec[rows] += counts
         num_sampled = np.zeros(len(self.num_tokens_no_spec), np.int64)
         num_sampled[rows] = counts

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch
@@ -207,11 +206,7 @@ class RunnerHooks:
 
     def sample(self, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
         """Samples and verifies as vLLM does, with `ExactMatch` and the rule of sampled drafts."""
-        self.sampler.drafts = self.drafter.sampled_drafts.pop_for_verification(
-            input_batch.req_ids,
-            self.input_batch.num_tokens_no_spec[input_batch.idx_mapping_np],
-            np.diff(input_batch.cu_num_logits_np) - 1,
-        )
+        self.sampler.drafts = self.drafter.sampled_drafts.pop_for_verification(input_batch)
         if grammar_output is not None:
             grammar_output.grammar_bitmask = cut_mask(
                 grammar_output.grammar_bitmask, self.vocab_size

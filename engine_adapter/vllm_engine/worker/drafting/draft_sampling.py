@@ -280,26 +280,21 @@ class SampledDraftStore:
                 draft = SampledDraft(tokens, probabilities, self._uses_block[name])
                 self._stored[batch.request_ids[i]] = name, int(batch.num_tokens[i]), draft
 
-    def pop_for_verification(
-        self,
-        request_ids: Sequence[str],
-        lengths: npt.NDArray[np.integer[Any]],
-        counts: npt.NDArray[np.integer[Any]],
-    ) -> Mapping[int, SampledDraft]:
-        """Index of a request -> its sampled drafts, for a step that verifies them.
+    def pop_for_verification(self, input_batch: Any) -> Mapping[int, SampledDraft]:
+        """Row -> its sampled drafts, for a step that verifies them.
 
         If some of a request's drafts were not scheduled, the first of them is included: it must be
         verified too, since its value may be why it was dropped (see `rejection`).
 
         Args:
-            request_ids: those of the step, in the order of its rows.
-            lengths: int [R], the committed tokens of each.
-            counts: int [R], how many drafts of each are verified.
+            input_batch: vLLM's `InputBatch` of the step.
         """
         if not self._stored:
             return {}
         popped = {}
-        for row, request_id in enumerate(request_ids):
+        lengths = self._runner.input_batch.num_tokens_no_spec[input_batch.idx_mapping_np]
+        counts = np.diff(input_batch.cu_num_logits_np) - 1
+        for row, request_id in enumerate(input_batch.req_ids):
             if (stored := self._stored.pop(request_id, None)) is not None:
                 _, num_tokens, draft = stored
                 if num_tokens == lengths[row]:

@@ -47,6 +47,9 @@ class RuleSampler(compat.V2Sampler):
         """
         starts = input_batch.cu_num_logits_np
         max_positions = max(MAX_BYTES // (torch.float32.itemsize * logits.shape[1]), 1)
+        if len(logits) <= max_positions and not self.drafts:
+            self.rule = None
+            return super().__call__(logits, input_batch)
         self._all_rows = input_batch.idx_mapping_np
         outputs = [
             self._sample_part(logits, input_batch, begin, end)

@@ -166,8 +166,12 @@ def filled(store: SampledDraftStore, name: str = "token") -> SampledDraftStore:
 
 def popped(store: SampledDraftStore, counts: list[int]) -> Mapping[int, SampledDraft]:
     """The drafts for a step of every row of the batch."""
-    known = store._runner.input_batch
-    return store.pop_for_verification(known.req_ids, known.num_tokens_no_spec, np.array(counts))
+    step = SimpleNamespace(
+        req_ids=store._runner.input_batch.req_ids,
+        idx_mapping_np=np.arange(len(counts)),
+        cu_num_logits_np=np.cumsum([0, *(count + 1 for count in counts)]),
+    )
+    return store.pop_for_verification(step)
 
 
 def test_only_drafts_of_sampled_rows_without_a_seed_are_stored() -> None:
