@@ -140,6 +140,8 @@ class FakeSequence:
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
+        self._unsent_tokens: list[int] = []
+        self._unsent_logprobs: list[TokenLogprob] = []
         self._vocabulary = vocabulary
         self._source: TokenSource | ScriptedSource = (
             TokenSource(vocabulary, self.key, length)
@@ -168,27 +170,36 @@ class FakeSequence:
         return self._max_tokens - self.num_output_tokens - 1
 
     def advance(self, proposer: str, drafted: int, accepted: int, now_s: float) -> ProposerCounts:
-        """Emits the accepted drafts and one more token, up to the end, as one delta."""
+        """Emits the accepted drafts and one more token, up to the end."""
         is_first = not self.prefilled
-        tokens: list[int] = []
-        logprobs: list[TokenLogprob] = []
-        while len(tokens) <= accepted and self.finish_reason is None:
+        num_emitted = 0
+        while num_emitted <= accepted and self.finish_reason is None:
             token = self._append()
-            tokens.append(token)
+            num_emitted += 1
+            self._unsent_tokens.append(token)
             if (count := self.request.sampling.logprobs) is not None:
-                logprobs.append(self._logprob(self.num_output_tokens - 1, token, count))
-        counts = _row_counts(drafted, min(accepted, len(tokens)), len(tokens))
+                logprob = self._logprob(self.num_output_tokens - 1, token, count)
+                self._unsent_logprobs.append(logprob)
+        counts = _row_counts(drafted, min(accepted, num_emitted), num_emitted)
         if not is_first:
             by_proposer = {} if proposer == NONE else {proposer: counts}
             self.spec += SpecStats(1, counts.emitted, by_proposer)
         if is_first:
             self.times.first_token_s = now_s
         self.times.last_token_s = now_s
+        is_due = len(self._unsent_tokens) >= self.request.stream_interval
+        if is_first or is_due or self.finish_reason is not None:
+            self._send(is_first=is_first)
+        return counts
+
+    def _send(self, *, is_first: bool) -> None:
+        """Puts what is not sent yet into the outbox, as one delta."""
+        has_logprobs = self.request.sampling.logprobs is not None
         self.outbox.put_nowait(
             Delta(
                 text=self._text.take(finished=self.finish_reason is not None),
-                token_ids=tuple(tokens),
-                logprobs=None if self.request.sampling.logprobs is None else tuple(logprobs),
+                token_ids=tuple(self._unsent_tokens),
+                logprobs=tuple(self._unsent_logprobs) if has_logprobs else None,
                 prompt_logprobs=self._prompt_logprobs() if is_first else None,
                 finish_reason=self.finish_reason,
                 stop_reason=self._stop_reason,
@@ -196,7 +207,8 @@ class FakeSequence:
                 spec=self.spec,
             )
         )
-        return counts
+        self._unsent_tokens.clear()
+        self._unsent_logprobs.clear()
 
     def _append(self) -> int:
         sampling = self.request.sampling

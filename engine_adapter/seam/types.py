@@ -185,6 +185,8 @@ class GenerationRequest:
         cache_salt: only requests with the same salt share blocks of the prefix cache.
         priority: a lower one is scheduled earlier, if the engine schedules by priority.
         media: the prompt's media, if it has any; `prompt_token_ids` are its tokens.
+        stream_interval: the fewest tokens of a delta, but for the first, which comes at once, and
+            the last.
     """
 
     request_id: str
@@ -196,6 +198,7 @@ class GenerationRequest:
     cache_salt: str | None = None
     priority: int = 0
     media: MediaPrompt | None = None
+    stream_interval: int = 1
 
 
 class FinishReason(StrEnum):

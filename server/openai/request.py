@@ -38,6 +38,12 @@ from server.time_limits import TimeLimit
 
 _INT64 = 2**63
 
+WHOLE_INTERVAL = 32
+"""The fewest tokens of a delta of an answer in one piece: its client reads it at its end.
+
+What a request that is cut off has generated is counted to so many tokens.
+"""
+
 MAX_K_DIGITS = 9
 """The most digits of a draft length in a header."""
 
@@ -69,7 +75,7 @@ class AnswerOptions:
         usage_so_far, statistics_so_far: every chunk has them.
         has_token_ids: the answer has the ids of the prompt and of the generated tokens.
         num_prompt_logprobs: alternatives of each prompt token; `None` without log probabilities.
-        cache_salt, priority: see `GenerationRequest`.
+        cache_salt, priority, stream_interval: see `GenerationRequest`.
     """
 
     method: MethodRequest
@@ -82,6 +88,7 @@ class AnswerOptions:
     num_prompt_logprobs: int | None
     cache_salt: str | None
     priority: int
+    stream_interval: int
 
 
 def answer_options(body: GenerationBody, settings: Settings) -> AnswerOptions:
@@ -97,6 +104,7 @@ def answer_options(body: GenerationBody, settings: Settings) -> AnswerOptions:
         num_prompt_logprobs=body.prompt_logprobs,
         cache_salt=body.cache_salt,
         priority=(body.priority or 0) if settings.has_priorities else 0,
+        stream_interval=max(body.stream_interval or 1, 1 if body.stream else WHOLE_INTERVAL),
     )
 
 
@@ -273,6 +281,7 @@ def _admit(
             cache_salt=answer.cache_salt,
             priority=answer.priority,
             media=prepared.media,
+            stream_interval=answer.stream_interval,
         )
         for p, (prompt, options) in enumerate(
             zip(map(tuple, prepared.prompts), prepared.options, strict=True)

@@ -121,12 +121,11 @@ IGNORED: Mapping[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
     "reasoning_effort": ("none",),
-    "stream_interval": (1,),
     "request_id": (),
 }
 """Known fields that are ignored with notice, with values that ask for nothing: without notice.
 
-They state a wish about storing, scheduling, style or chunks. A right answer stays right without it.
+They state a wish about storing, scheduling or style. A right answer stays right without it.
 """
 
 WITHOUT_EFFECT = frozenset(

@@ -38,9 +38,7 @@ class CpuKernel:
             for name, parameter in inspect.signature(twin).parameters.items()
             if parameter.kind is not parameter.KEYWORD_ONLY
         }
-        unknown = [
-            name for name in names if name not in twin_parameters and not _is_gpu_only(name)
-        ]
+        unknown = [name for name in names if name not in twin_parameters and not _is_gpu_only(name)]
         absent = [
             name
             for name, parameter in twin_parameters.items()

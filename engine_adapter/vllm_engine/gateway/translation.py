@@ -84,6 +84,7 @@ def sampling_params(request: GenerationRequest, checker: Checker | None = None) 
             spaces_between_special_tokens=options.spaces_between_special_tokens,
             include_stop_str_in_output=options.include_stop_str_in_output,
             output_kind=compat.RequestOutputKind.DELTA,
+            stream_interval=request.stream_interval,
             extra_args=to_extra_args(request.spec_decode, size),
         )
     except (ValueError, compat.VLLMClientError) as error:

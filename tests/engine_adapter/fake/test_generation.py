@@ -1,6 +1,7 @@
 """The output of one request: text, ends, log probabilities, errors."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,24 @@ async def test_streamed_text_is_the_decoded_tokens(start: StartEngine) -> None:
     assert any(ord(c) > 127 for c in shown)
     assert "�" not in shown
     assert shown == whole
+
+
+@pytest.mark.parametrize("method", [PLAIN, SpecMethod("draft", 4)])
+async def test_an_interval_joins_deltas_between_the_first_and_the_last(
+    start: StartEngine, method: SpecMethod
+) -> None:
+    harness = await start()
+    request = make_request(method=method, max_tokens=40, ignore_eos=True, logprobs=2)
+    single, joined = [
+        await run(harness, replace(request, stream_interval=interval)) for interval in (1, 9)
+    ]
+    assert (tokens(joined), text(joined)) == (tokens(single), text(single))
+    assert sum((delta.logprobs or () for delta in joined), ()) == sum(
+        (delta.logprobs or () for delta in single), ()
+    )
+    assert joined[0].token_ids == single[0].token_ids
+    assert all(9 <= len(delta.token_ids) < 14 for delta in joined[1:-1])
+    assert (joined[-1].spec, joined[-1].finish_reason) == (single[-1].spec, FinishReason.LENGTH)
 
 
 async def test_text_ends_by_itself_with_eos(start: StartEngine) -> None:

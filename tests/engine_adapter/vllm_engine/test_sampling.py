@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from engine_adapter.seam.types import FinishReason, RepetitionDetection, SamplingOptions
+from engine_adapter.seam.types import (
+    FinishReason,
+    GenerationRequest,
+    RepetitionDetection,
+    SamplingOptions,
+)
 from tests.cases import proved_beyond
 from tests.engine_adapter.vllm_engine.conftest import TARGET, THINKING
 from tests.engine_adapter.vllm_engine.support.live import Live, Prompt, generate, greedy, pinned
@@ -66,6 +71,33 @@ async def check_seeded(live: Live, prompts: list[Prompt], options: dict[str, Any
         assert result.tokens == plain[i % 6].tokens
     assert sum(result.counts("self").accepted for result in mixed[-6:]) > 0
     assert len({result.tokens for result in plain}) == len(plain)
+
+
+@pytest.mark.parametrize("name", ["none", "ngram", "self"])
+async def test_an_interval_joins_deltas_and_changes_no_text(
+    live: Live, prompts: list[Prompt], name: str
+) -> None:
+    def request(interval: int) -> GenerationRequest:
+        return GenerationRequest(
+            f"interval-{interval}",
+            prompts[0],
+            SamplingOptions(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=2),
+            pinned(name, DRAFTING.get(name, 0)),
+            stream_interval=interval,
+        )
+
+    single, joined = [
+        [delta async for delta in live.engine.generate(request(interval))] for interval in (1, 9)
+    ]
+    for field in ("text", "token_ids", "logprobs"):
+        of_single, of_joined = (
+            [part for delta in deltas for part in getattr(delta, field)]
+            for deltas in (single, joined)
+        )
+        assert of_single == of_joined
+    assert joined[0].token_ids == single[0].token_ids
+    assert min(len(delta.token_ids) for delta in joined[1:-1]) >= 9
+    assert joined[-1].spec == single[-1].spec
 
 
 async def of_all(

@@ -161,7 +161,9 @@ def test_outputs_are_deltas_of_one_sequence() -> None:
 
     params = translated(SamplingOptions())
     assert params.output_kind == RequestOutputKind.DELTA
-    assert params.n == 1
+    assert (params.n, params.stream_interval) == (1, 1)
+    request = GenerationRequest("r", (1,), stream_interval=7)
+    assert sampling_params(request).stream_interval == 7
 
 
 @pytest.mark.needs_vllm
