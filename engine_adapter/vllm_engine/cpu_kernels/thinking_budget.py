@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from engine_adapter.vllm_engine.cpu_kernels.compiled import compiled, machine_code
+from engine_adapter.proposers.machine_code import machine_code
+from engine_adapter.vllm_engine.cpu_kernels.compiled import compiled
 
 Array = Any
 

@@ -8,7 +8,7 @@ from server.openai.request import WHOLE_INTERVAL
 from tests.server.conftest import StartGateway
 from tests.server.gateway import Gateway, events, record_requests
 
-ASKED = {
+BODY = {
     "max_tokens": 30,
     "ignore_eos": True,
     "temperature": 0,
@@ -19,7 +19,7 @@ ASKED = {
 
 async def chunk_sizes(gateway: Gateway, **fields: Any) -> tuple[list[int], str]:
     """The tokens of each chunk of a stream, and its text."""
-    response = await gateway.complete("a", stream=True, **ASKED, **fields)
+    response = await gateway.complete("a", stream=True, **BODY, **fields)
     choices = [choice for chunk in events(response) for choice in chunk["choices"]]
     sizes = [len(choice["token_ids"]) for choice in choices if choice.get("token_ids")]
     return sizes, "".join(choice["text"] for choice in choices)
@@ -51,7 +51,7 @@ async def test_the_engine_sends_a_whole_answer_in_few_deltas(
 
 async def test_a_whole_answer_is_that_of_its_stream(start: StartGateway) -> None:
     gateway = await start()
-    whole = (await gateway.complete("a", **ASKED)).json()["choices"][0]
+    whole = (await gateway.complete("a", **BODY)).json()["choices"][0]
     sizes, text = await chunk_sizes(gateway)
     assert (len(whole["token_ids"]), whole["text"]) == (sum(sizes), text)
 

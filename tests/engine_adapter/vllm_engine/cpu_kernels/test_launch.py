@@ -3,9 +3,7 @@
 from typing import Any
 
 import pytest
-import torch
 
-from engine_adapter.vllm_engine.cpu_kernels import compiled
 from engine_adapter.vllm_engine.cpu_kernels.launch import CpuKernel
 
 
@@ -40,24 +38,3 @@ def test_every_kernel_has_its_twin() -> None:
     patch_v2_kernels()  # a second time changes nothing
     for module, name, _ in twins():
         assert isinstance(getattr(module, name), CpuKernel)
-
-
-def test_a_twin_works_without_a_folder_for_its_machine_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = vars(compiled)["njit"]
-
-    def njit(cache: bool = False, **options: Any) -> Any:
-        def refuse(function: Any) -> Any:
-            raise RuntimeError("cannot cache function: no locator available")
-
-        return refuse if cache else real(**options)
-
-    monkeypatch.setattr(compiled, "njit", njit)
-
-    def fill(x: Any) -> None:
-        x[:] = 5
-
-    tensor = torch.zeros(3)
-    compiled.compiled(fill)(tensor)
-    assert tensor.tolist() == [5, 5, 5]

@@ -6,29 +6,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
+
+from engine_adapter.proposers import machine_code
 
 pytestmark = pytest.mark.needs_vllm
 
 SOURCE = """
-from engine_adapter.vllm_engine.cpu_kernels.compiled import compiled
+from engine_adapter.proposers.machine_code import machine_code
 
-@compiled
+@machine_code
 def add(values, more):
     for i in range(len(values)):
         values[i] += more[i]
 """
-DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
+DTYPES = (np.int32, np.int64, np.float32, np.float64)
 ROUNDS = 6
 
 
 def call(path: Path, number: int, barrier: Any, statuses: Any) -> None:
-    """Adds two tensors of the dtypes with this number in a process of its own."""
+    """Adds two arrays of the dtypes with this number in a process of its own."""
     sys.path.insert(0, str(path.parent))
     module = importlib.import_module(path.stem)
-    values = torch.ones(3, dtype=DTYPES[number])
-    more = torch.ones(3, dtype=DTYPES[-1 - number])
+    values = np.ones(3, DTYPES[number])
+    more = np.ones(3, DTYPES[-1 - number])
     barrier.wait()
     module.add(values, more)
     statuses[number] = int(values.tolist() == [2, 2, 2])
@@ -56,3 +58,24 @@ def test_processes_that_compile_at_once_leave_each_signature_its_own_code(tmp_pa
         path.write_text(SOURCE)
         for _ in range(2):  # compiled, then read from disk
             assert calls_at_once(path) == [1] * len(DTYPES)
+
+
+def test_a_function_is_compiled_without_a_folder_for_its_machine_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = vars(machine_code)["njit"]
+
+    def njit(cache: bool = False, **options: Any) -> Any:
+        def refuse(function: Any) -> Any:
+            raise RuntimeError("cannot cache function: no locator available")
+
+        return refuse if cache else real(**options)
+
+    monkeypatch.setattr(machine_code, "njit", njit)
+
+    def fill(values: Any) -> None:
+        values[:] = 5
+
+    values = np.zeros(3, np.int32)
+    machine_code.machine_code(fill)(values)
+    assert values.tolist() == [5, 5, 5]
