@@ -269,7 +269,7 @@ PATCHES = {
     "linear_input.patch_linear_input": "custom_ops.onednn_mm",
     "rotary_embedding.patch_rotary_embedding": "RotaryEmbedding.forward_cpu",
     "v2_kernels.patch_v2_kernels": "the kernels of `v2_kernels.twins`, in the modules v2_*; "
-    "triton_utils.triton.next_power_of_2",
+    "triton_utils.triton.next_power_of_2, v2_buffer_utils.UvaBackedTensor.copy_to_uva",
     "v2_kernels.patch_v2_runner": "gpu_worker.HAS_TRITON, on CPU with model runner V2",
     "triton_check.patch_triton_check": "vllm_config.HAS_TRITON, on CPU with model runner V2",
     "ray_on_cpu.patch_ray_device": "current_platform.ray_device_key, on CPU",

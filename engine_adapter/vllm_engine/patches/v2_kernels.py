@@ -38,9 +38,12 @@ def patch_v2_runner() -> None:
 def patch_v2_kernels() -> None:
     """Puts each twin in its kernel's place, and the one helper of Triton that launches call.
 
+    Values of requests are read where the CPU writes them: there is no other device.
+
     Raises `ImportError` if a kernel is gone or has other parameters than its twin.
     """
     compat.triton_utils.triton.next_power_of_2 = _next_power_of_2
+    compat.v2_buffer_utils.UvaBackedTensor.copy_to_uva = _share
     for module, name, twin in twins():
         kernel = getattr(module, name, None)
         if kernel is None:
@@ -134,3 +137,11 @@ def _sampling_twins() -> list[Row]:
 
 def _next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
+
+
+def _share(backed: Any, n: int | None = None) -> torch.Tensor:
+    # Kernels only read these tensors, and none runs while a request's values are written. vLLM
+    # copies 16 of them in each step.
+    backed.gpu = backed.cpu if n is None else backed.cpu[:n]
+    shared: torch.Tensor = backed.gpu
+    return shared

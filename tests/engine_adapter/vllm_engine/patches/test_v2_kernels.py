@@ -81,3 +81,19 @@ def test_a_worker_may_use_amx() -> None:
     environment = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": "1"}
     command = [sys.executable, "-c", numbers + ASKED_FOR_AMX]
     assert subprocess.run(command, env=environment, timeout=120, check=False).returncode == 1
+
+
+@pytest.mark.needs_vllm
+def test_values_of_requests_are_read_where_they_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = compat.v2_buffer_utils.UvaBackedTensor
+    monkeypatch.setattr(kind, "copy_to_uva", kind.copy_to_uva)  # restored at the end
+    v2_kernels.patch_v2_kernels()
+    backed = kind.__new__(kind)
+    backed.cpu = torch.zeros(4, dtype=torch.int32)
+    backed.np = backed.cpu.numpy()
+    backed.np[:] = 1, 2, 3, 4
+    assert backed.copy_to_uva().tolist() == backed.gpu.tolist() == [1, 2, 3, 4]
+    backed.np[0] = 9
+    assert backed.copy_to_uva(2).tolist() == backed.gpu.tolist() == [9, 2]
