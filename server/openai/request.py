@@ -38,10 +38,10 @@ from server.time_limits import TimeLimit
 
 _INT64 = 2**63
 
-WHOLE_INTERVAL = 32
+WHOLE_INTERVAL = 8
 """The fewest tokens of a delta of an answer in one piece: its client reads it at its end.
 
-What a request that is cut off has generated is counted to so many tokens.
+Of an answer that is cut off, fewer tokens than these are not counted.
 """
 
 MAX_K_DIGITS = 9

@@ -38,12 +38,10 @@ def patch_v2_runner() -> None:
 def patch_v2_kernels() -> None:
     """Puts each twin in its kernel's place, and the one helper of Triton that launches call.
 
-    Values of requests are read where the CPU writes them: there is no other device.
-
     Raises `ImportError` if a kernel is gone or has other parameters than its twin.
     """
     compat.triton_utils.triton.next_power_of_2 = _next_power_of_2
-    compat.v2_buffer_utils.UvaBackedTensor.copy_to_uva = _share
+    _share_memory()
     for module, name, twin in twins():
         kernel = getattr(module, name, None)
         if kernel is None:
@@ -139,9 +137,21 @@ def _next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _share(backed: Any, n: int | None = None) -> torch.Tensor:
-    # Kernels only read these tensors, and none runs while a request's values are written. vLLM
-    # copies 16 of them in each step.
-    backed.gpu = backed.cpu if n is None else backed.cpu[:n]
-    shared: torch.Tensor = backed.gpu
-    return shared
+def _share_memory() -> None:
+    """Lets a device that is the CPU read the values of requests where they are written.
+
+    vLLM copies 16 such tensors in each step. Kernels only read them, and none runs while one is
+    written.
+    """
+    backed_tensor = compat.v2_buffer_utils.UvaBackedTensor
+    copy_to_uva = backed_tensor.copy_to_uva
+    if copy_to_uva.__module__ == __name__:
+        return
+
+    def share(backed: Any, n: int | None = None) -> Any:
+        if not backed.gpu.is_cpu:
+            return copy_to_uva(backed, n)
+        backed.gpu = backed.cpu if n is None else backed.cpu[:n]
+        return backed.gpu
+
+    backed_tensor.copy_to_uva = share

@@ -91,7 +91,7 @@ def test_values_of_requests_are_read_where_they_are_written(
     monkeypatch.setattr(kind, "copy_to_uva", kind.copy_to_uva)  # restored at the end
     v2_kernels.patch_v2_kernels()
     backed = kind.__new__(kind)
-    backed.cpu = torch.zeros(4, dtype=torch.int32)
+    backed.gpu = backed.cpu = torch.zeros(4, dtype=torch.int32)
     backed.np = backed.cpu.numpy()
     backed.np[:] = 1, 2, 3, 4
     assert backed.copy_to_uva().tolist() == backed.gpu.tolist() == [1, 2, 3, 4]
