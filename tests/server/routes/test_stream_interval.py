@@ -57,6 +57,8 @@ async def test_a_whole_answer_is_that_of_its_stream(start: StartGateway) -> None
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
-async def test_a_value_that_is_not_a_positive_integer_is_refused(gateway: Gateway, value: Any) -> None:
+async def test_a_value_that_is_not_a_positive_integer_is_refused(
+    gateway: Gateway, value: Any
+) -> None:
     error = (await gateway.complete(stream=True, stream_interval=value)).json()["error"]
     assert error["param"] == "stream_interval"
