@@ -156,7 +156,8 @@ def tool_use(
     )
     if use.parsing is None or not may_call:
         return use
-    calls, has_own_end = None, body.ignore_eos or body.min_tokens
+    calls = None
+    has_own_end = body.ignore_eos or body.min_tokens  # the text ends where other fields say
     if chat.constraint is not None or (use.held_fields and not has_own_end):
         calls = _call_constraint(chat, use.parsing)
     of_answer = None
