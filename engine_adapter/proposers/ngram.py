@@ -5,6 +5,7 @@ matches the longest n-gram wins, then the earliest, as in vLLM, so acceptance ra
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from engine_adapter.proposers.contract import (
     ProposerSpec,
 )
 from engine_adapter.seam.text import short_repr
+
+_MOST_ON_DEVICE = 16
+"""The longest n-gram that is searched for on a device, which takes five operations for each n."""
 
 
 class NgramProposer:
@@ -41,6 +45,14 @@ class NgramProposer:
             *(self._min_n, self._max_n, drafted, counts),
         )
         return Drafts([row[:n] for row, n in zip(drafted.tolist(), counts.tolist(), strict=True)])
+
+    def look_up(self, tokens: Any, k: int) -> Any:
+        """See `DeviceLookup`."""
+        from engine_adapter.proposers.device_lookup import find_continuations
+
+        if self._max_n > _MOST_ON_DEVICE:
+            return None
+        return find_continuations(tokens, k, self._min_n, self._max_n)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing to drop: it has no state."""

@@ -10,6 +10,7 @@ because a proposer's drafts and its failures depend only on its batch.
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from engine_adapter.vllm_engine.worker.draft_validation import (
 )
 from engine_adapter.vllm_engine.worker.drafting.draft_sampling import SampledDraftStore
 from engine_adapter.vllm_engine.worker.drafting.early_drafts import UnreadStep
+from engine_adapter.vllm_engine.worker.early_lookups import EarlyLookup, EarlyLookups
 from engine_adapter.vllm_engine.worker.proposer_host import ProposerHost
 from engine_adapter.vllm_engine.worker.shadows import ShadowDrafts, trim_lookup_drafts
 from engine_adapter.vllm_engine.worker.target import TargetStep
@@ -46,10 +48,12 @@ class ProposerDispatch:
 
     Attributes:
         host: the proposers; once a runner is bound.
+        lookups: lookups on the device; once bound.
         sampled_drafts: the drafts that were sampled, until they are verified; once bound.
     """
 
     host: ProposerHost
+    lookups: EarlyLookups
     sampled_drafts: SampledDraftStore
 
     def __init__(self, vllm_config: Any) -> None:
@@ -67,6 +71,7 @@ class ProposerDispatch:
         self._runner = runner
         self.host = ProposerHost(self._vllm_config, runner, self.draft)
         self._batches = DraftBatchBuilder(runner, self.host.constraints)
+        self.lookups = EarlyLookups(runner, self.host.proposers)
         self.sampled_drafts = SampledDraftStore(runner, self.host.specs, self.host.constraints)
 
     def load_model(self, target: torch.nn.Module) -> None:
@@ -103,6 +108,7 @@ class ProposerDispatch:
             for proposer in self.host.proposers.values():
                 proposer.forget(ended_ids)
             self._batches.forget(ended_ids)
+            self.lookups.forget(ended_ids)
             self.host.constraints.forget(ended_ids)
         # A preempted request keeps its proposers' state, but its drafts and blocks are gone.
         without_blocks = [*ended_ids, *without_kv(scheduler_output)]
@@ -174,6 +180,14 @@ class ProposerDispatch:
         self._report, self._early_clocks = DraftReport(), {}
         return merged.collect().tokens, report
 
+    def look_up_early(self, plan: StepPlan, step: UnreadStep, rows: Any) -> EarlyLookup | None:
+        """All drafts of the plan, if a lookup makes them: see `EarlyLookups.look_up`."""
+        name = self.lookups.proposer_of(plan, self._quarantined)
+        if name is not None:
+            with self._fault_delays(name):
+                return self.lookups.look_up(name, plan, step, rows)
+        return None
+
     def propose_early(self, plan: StepPlan, step: UnreadStep) -> None:
         """Launches models whose drafts need not wait for the tokens of the step.
 
@@ -188,13 +202,19 @@ class ProposerDispatch:
                 by_name[method.proposer].append(i)
         for name, index in by_name.items():
             self._early_clocks[name] = DraftClock(self._runner.device)
-            try:
+            with self._fault_delays(name):
                 self._draft_early(name, methods, step.select(np.array(index)))
-            except torch.AcceleratorError:
-                raise
-            except Exception as error:
-                self._record_fault(name, error, self._report, "are made later")
             self._early_clocks[name].stop()
+
+    @contextmanager
+    def _fault_delays(self, name: str) -> Iterator[None]:
+        """A scope in which an error of a proposer is reported, and its drafts are made later."""
+        try:
+            yield
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            self._record_fault(name, error, self._report, "are made later")
 
     def _drafts_early(self, method: SpecMethod, request_id: str) -> bool:
         """Whether the method's proposer can, and the request has no grammar to follow."""

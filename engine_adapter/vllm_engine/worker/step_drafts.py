@@ -9,7 +9,7 @@ left out of the step, so neither the target nor the counts see them.
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -25,6 +25,7 @@ from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker.drafting.early_drafts import UnreadStep
 from engine_adapter.vllm_engine.worker.drafting.tensor_parallel import share_drafts, share_lengths
+from engine_adapter.vllm_engine.worker.early_lookups import EarlyLookup
 from engine_adapter.vllm_engine.worker.target import TargetStep
 
 
@@ -50,6 +51,26 @@ class VerifiedStep:
     num_rejected: torch.Tensor
 
 
+@dataclass(slots=True)
+class UnreadDrafts:
+    """A step whose tokens are not in the mirrors yet.
+
+    Attributes:
+        step: it.
+        lookup: its drafts, if they are made without the tokens.
+        ended_ids: requests whose rows are free since, or another request's.
+    """
+
+    step: VerifiedStep
+    lookup: EarlyLookup | None
+    ended_ids: set[str] = field(default_factory=set)
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether its drafts are made with its tokens."""
+        return self.lookup is None and bool(self.step.scheduled.specgate_plan)
+
+
 class StepDrafts:
     """Drafts at the end of each step; the scheduler gets the drafts before the next one.
 
@@ -61,7 +82,8 @@ class StepDrafts:
     Attributes:
         report: of the newest drafting; `None` if nothing was planned.
         drafts: request id -> its drafts, of the newest drafting. Requests without are left out.
-        drafts_early: models draft before the tokens of the step are read, where drafts are late.
+        drafts_early: drafts are made before the tokens of the step are read, where they are late
+            and their proposer can.
     """
 
     def __init__(self, runner: Any, capacity: int, *, has_ranks: bool = False) -> None:
@@ -109,12 +131,7 @@ class StepDrafts:
         mirrors then, too.
         """
         runner, batch = self._runner, step.input_batch
-        emitted, counts = step.emitted.arrays()
-        rows = batch.idx_mapping_np
-        is_live: Any = slice(None)
-        if ended_ids:
-            is_live = np.array([id_ not in ended_ids for id_ in batch.req_ids], np.bool_)
-        num_sampled = runner.input_batch.append(rows[is_live], emitted[is_live], counts[is_live])
+        rows, num_sampled = batch.idx_mapping_np, self._read(step, ended_ids)
         if not (plan := without_requests(step.scheduled.specgate_plan, ended_ids)):
             return None
         target = TargetStep(
@@ -137,6 +154,21 @@ class StepDrafts:
         on_device = drafts_on_device(row_drafts, self._capacity, runner.device)
         return share_drafts(on_device) if self._has_ranks else on_device
 
+    def _read(self, step: VerifiedStep, ended_ids: Set[str]) -> npt.NDArray[np.int64]:
+        """Takes the tokens of a step into the mirrors; returns how many, as `RequestRows.append`.
+
+        Those of requests that have ended since are left out.
+        """
+        batch, (emitted, counts) = step.input_batch, step.emitted.arrays()
+        is_live: Any = slice(None)
+        if ended_ids:
+            is_live = np.array([id_ not in ended_ids for id_ in batch.req_ids], np.bool_)
+        rows = batch.idx_mapping_np[is_live]
+        num_sampled: npt.NDArray[np.int64] = self._runner.input_batch.append(
+            rows, emitted[is_live], counts[is_live]
+        )
+        return num_sampled
+
     def _no_drafts(self, count: int) -> torch.Tensor:
         """Those of `count` rows, int64 [count, capacity]. They are only read."""
         if self._zeros is None or len(self._zeros) < count:
@@ -156,44 +188,67 @@ class LateStepDrafts(StepDrafts):
 
     def __init__(self, runner: Any, capacity: int, *, has_ranks: bool = False) -> None:
         super().__init__(runner, capacity, has_ranks=has_ranks)
-        # Steps whose tokens are not in the mirrors yet, the oldest first; with the requests whose
-        # rows are free since, or another request's.
-        self._steps: deque[tuple[VerifiedStep, set[str]]] = deque()
+        # The oldest first.
+        self._unread: deque[UnreadDrafts] = deque()
         # Request id -> drafts of a row that no step has verified yet.
         self._waiting: dict[str, Sequence[int]] = {}
 
     def begin_step(self, scheduler_output: Any) -> Any:
         """See `StepDrafts.begin_step`. The step before gets its drafts here.
 
-        If none was planned for it, nothing waits for its tokens: they are taken a step later.
+        If none was planned for it, or the device has made them, nothing waits for its tokens: they
+        are taken a step later.
         """
         ended_ids = scheduler_output.finished_req_ids | (
             scheduler_output.preempted_req_ids or set()
         )
         ended_ids |= {request.req_id for request in scheduler_output.scheduled_new_reqs}
-        for _, step_ended_ids in self._steps:
-            step_ended_ids |= ended_ids
+        for unread in self._unread:
+            unread.ended_ids |= ended_ids
         self.report, self.drafts = None, {}
         if not scheduler_output.total_num_scheduled_tokens:
             return scheduler_output  # vLLM runs nothing, and no report would reach the scheduler
-        while self._steps:
-            step, ended_ids = self._steps[0]
-            if len(self._steps) == 1 and not step.scheduled.specgate_plan:
+        while self._unread:
+            unread = self._unread[0]
+            if len(self._unread) == 1 and not unread.needs_tokens:
+                self._take_lookup(unread)
                 break
-            self._steps.popleft()
-            self._draft_late(step, ended_ids)
+            self._unread.popleft()
+            if unread.lookup is None:
+                self._draft_late(unread.step, unread.ended_ids)
+            else:
+                self._read(unread.step, unread.ended_ids)
+                self._runner.drafter.lookups.note_matches(unread.lookup)
         return self._with_drafts(scheduler_output)
 
     def draft_after(self, step: VerifiedStep) -> torch.Tensor:
         """See `StepDrafts.draft_after`; the drafts come later. Some are launched now."""
-        plan = step.scheduled.specgate_plan
-        # The mirrors have the rows as they were before this step, if no other is unread.
-        if self.drafts_early and plan and not self._steps:
-            self._runner.drafter.propose_early(plan, self._unread(step))
-        self._steps.append((step, set()))
-        return self._no_drafts(len(step.input_batch.req_ids))
+        lookup = self._draft_early(step) if self.drafts_early else None
+        self._unread.append(UnreadDrafts(step, lookup))
+        if lookup is None:
+            return self._no_drafts(len(step.input_batch.req_ids))
+        tokens = lookup.table.tokens
+        return functional.pad(tokens, (0, self._capacity - tokens.shape[1]))
 
-    def _unread(self, step: VerifiedStep) -> UnreadStep:
+    def _draft_early(self, step: VerifiedStep) -> EarlyLookup | None:
+        """Drafts that need not wait for the tokens of the step.
+
+        Those of a lookup are returned, if there are no others; those of models wait in these.
+        """
+        plan, drafter = step.scheduled.specgate_plan, self._runner.drafter
+        if not plan:
+            return None
+        unread_step = self._without_tokens(step)
+        if not self._has_ranks:  # a rank whose lookup fails would have another number of drafts
+            lookup = drafter.look_up_early(plan, unread_step, step.input_batch.idx_mapping)
+            if lookup is not None:
+                return lookup
+        # The mirrors have the rows as they were before this step, if no other is unread.
+        if not self._unread:
+            drafter.propose_early(plan, unread_step)
+        return None
+
+    def _without_tokens(self, step: VerifiedStep) -> UnreadStep:
         """The step, before its tokens are read."""
         batch = step.input_batch
         num_drafts = np.diff(batch.cu_num_logits_np) - 1
@@ -212,6 +267,18 @@ class LateStepDrafts(StepDrafts):
 
     def _reads_drafts(self, request_id: str) -> bool:
         return self._is_constrained(request_id)
+
+    def _take_lookup(self, unread: UnreadDrafts) -> None:
+        """Takes the drafts of a step that were made without its tokens, if there are any."""
+        if unread.lookup is None:
+            return
+        lookups = self._runner.drafter.lookups
+        drafts, self.report = lookups.take(unread.lookup, unread.ended_ids)
+        self.report.drafted = {
+            id_: len(drafts.get(id_, ())) for id_ in unread.step.input_batch.req_ids
+        }
+        self.drafts = dict(drafts)
+        self._waiting |= drafts
 
     def _draft_late(self, step: VerifiedStep, ended_ids: Set[str]) -> None:
         """Drafts after a step, and writes the drafts where the next one reads them."""

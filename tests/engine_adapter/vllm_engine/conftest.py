@@ -98,17 +98,22 @@ async def start(
 
 
 @contextmanager
-def planning_at_random(*, cheats: bool = False) -> Iterator[None]:
+def planning_at_random(*, cheats: bool = False, early: bool = False) -> Iterator[None]:
     """Engines that start in the block have a `RandomPlanScheduler`.
 
     Args:
         cheats: their dispatch cuts the drafts of `CHEAT`: see `cheating`.
+        early: asynchronous ones draft as on a device: see `early_on_cpu`.
     """
     # The imports take vLLM's, which a run without engines need not wait for.
-    from tests.engine_adapter.vllm_engine.support import cheating, random_plans
+    from tests.engine_adapter.vllm_engine.support import cheating, early_on_cpu, random_plans
 
     scheduler = cheating.CheatingScheduler if cheats else random_plans.RandomPlanScheduler
-    late = cheating.CheatingAsyncScheduler if cheats else random_plans.RandomPlanAsyncScheduler
+    late: type = (
+        cheating.CheatingAsyncScheduler if cheats else random_plans.RandomPlanAsyncScheduler
+    )
+    if early:
+        late = early_on_cpu.EarlyDraftScheduler
     built = arguments.engine_args
 
     def replaced(*args: Any) -> Any:

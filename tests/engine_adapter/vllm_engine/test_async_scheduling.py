@@ -52,6 +52,13 @@ async def overlapped() -> AsyncIterator[Live]:
         yield live
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def early() -> AsyncIterator[Live]:
+    """As `overlapped`, but drafts are made before their step is read, as on a device."""
+    async with random_plans.random_plans(PROPOSERS, early=True, async_scheduling=True) as live:
+        yield live
+
+
 async def test_two_steps_are_in_flight(overlapped: Live) -> None:
     engine: Any = overlapped.engine
     config = engine._supervisor.child.vllm_config
@@ -86,6 +93,15 @@ async def test_random_plans_change_no_text(
     overlapped: Live, stock: Stock, prompts: list[Prompt], steps: int
 ) -> None:
     await random_plans.fuzz(overlapped, stock, prompts, steps=steps)
+
+
+@pytest.mark.parametrize("steps", proved_beyond([150], [150, 5_000]))
+async def test_early_drafts_change_no_text(
+    early: Live, stock: Stock, prompts: list[Prompt], steps: int
+) -> None:
+    before = early.engine.evidence.get("lookups", 0)
+    await random_plans.fuzz(early, stock, prompts, steps=steps, share=0.005)
+    assert early.engine.evidence["lookups"] - before > steps / 3
 
 
 async def test_policies_change_no_text(

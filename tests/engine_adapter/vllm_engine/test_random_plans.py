@@ -85,9 +85,15 @@ SEEDED: dict[str, Any] = {"temperature": 0.8, "ignore_eos": True}
 
 
 @asynccontextmanager
-async def random_plans(proposers: list[dict[str, Any]], **options: Any) -> AsyncIterator[Live]:
-    """An engine with little KV that plans at random, and by policies that always draft."""
-    with planning_at_random():
+async def random_plans(
+    proposers: list[dict[str, Any]], *, early: bool = False, **options: Any
+) -> AsyncIterator[Live]:
+    """An engine with little KV that plans at random, and by policies that always draft.
+
+    Args:
+        early: see `planning_at_random`.
+    """
+    with planning_at_random(early=early):
         started = await start(
             proposers,
             num_gpu_blocks_override=22,
@@ -219,8 +225,14 @@ def decided(steps: Sequence[StepReport]) -> Counter[str]:
     return counts
 
 
-async def fuzz(live: Live, stock: Stock, prompts: list[Prompt], *, steps: int) -> None:
-    """Random prompts and lengths, twelve at a time, a tenth of them abandoned."""
+async def fuzz(
+    live: Live, stock: Stock, prompts: list[Prompt], *, steps: int, share: float = 0.05
+) -> None:
+    """Random prompts and lengths, twelve at a time, a tenth of them abandoned.
+
+    Args:
+        share: each proposer drafts more tokens than this for each step.
+    """
     rng = random.Random(steps)
     began = len(live.recorder.steps)
     drafted = pinned(RANDOM, METHODS[RANDOM])
@@ -252,9 +264,9 @@ async def fuzz(live: Live, stock: Stock, prompts: list[Prompt], *, steps: int) -
     for info in infos:
         counts = totals.get(info.name, ProposerCounts())
         if info.model == TARGET:
-            assert counts.accepted == counts.drafted > steps / 10
+            assert counts.accepted == counts.drafted > 2 * share * steps
         elif info.name not in ("prediction", "grammar"):  # of which no request has what they need
-            assert counts.drafted > steps / 20, info.name
+            assert counts.drafted > share * steps, info.name
     assert {info.state for info in infos} == {"loaded"}
     assert live.metric("vllm:num_preemptions_total") > 0
     assert live.metric("vllm:prefix_cache_hits_total") > 0

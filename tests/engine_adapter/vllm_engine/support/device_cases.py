@@ -50,7 +50,7 @@ EARLY = ("draft_model", "eagle", "eagle3", "mtp")
 """Methods that draft before the tokens of a late step are read."""
 
 LOOKUPS = ("ngram", "suffix")
-"""Methods that draft on the CPU. Their drafts are verified by exact match."""
+"""Methods without a model. Their drafts are verified by exact match."""
 
 _UPLOADS = {
     "draft_model": 2,
@@ -83,10 +83,15 @@ def budget(method: str, asks: str, *, late: bool = False) -> Mapping[str, int]:
     With options that depend on the drafts before, three arrays are uploaded before each draft. A
     gate is told once which rows draft, and says at the end how long the drafts are.
 
+    A lookup on the device, which a late step of `ngram` has, waits for nothing and uploads nothing:
+    which rows have a match is on its way too.
+
     Early drafts, which a late step of a draft model or a head has for greedy rows, upload where the
     emitted tokens are.
     """
     allowed = {QUEUED_DOWNLOAD: 2}
+    if late and method == "ngram":
+        return {QUEUED_DOWNLOAD: 3}
     if method != NONE or not late:
         allowed[EVENT] = 1
     if method == NONE:

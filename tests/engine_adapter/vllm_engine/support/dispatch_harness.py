@@ -115,7 +115,7 @@ class DispatchHarness:
         )
         self.dispatch.bind(self.runner)
         host = self.dispatch.host
-        host.proposers = dict(self.echoes)
+        host.proposers.update(self.echoes)
         host.specs = tuple(ProposerSpec(name, "ngram", 4, None) for name in self.echoes)
         host.draft_models = {"d": self.draft_model}
         groups = [

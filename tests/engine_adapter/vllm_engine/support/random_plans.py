@@ -33,21 +33,30 @@ class RandomPolicy:
     Args:
         choices: proposer -> its k.
         lookups: those whose drafts are cut at random.
+        alone: the proposer that makes all drafts of most steps, without fallbacks, cuts or shadows.
         seed: of the choices.
     """
 
     def __init__(
-        self, choices: Mapping[str, int], lookups: Collection[str] = (), seed: int = 0
+        self,
+        choices: Mapping[str, int],
+        lookups: Collection[str] = (),
+        alone: str | None = None,
+        seed: int = 0,
     ) -> None:
         self._choices = list(choices.items())
         self._lookups = lookups
         self._longest = max(choices.values())
+        self._alone = alone
         self._rng = random.Random(seed)
 
     def plan(self, view: StepView) -> StepPlan:
         """For a row: none or a proposer; half the time a fallback and a cut; any shadows."""
         drafts, fallbacks, verify_caps = {}, {}, {}
         shadows: dict[str, list[str]] = {}
+        if self._alone is not None and self._rng.random() < 0.85:
+            rows = [row for row in view.rows if self._rng.random() < 0.9]
+            return StepPlan({row.request_id: self._method(row, self._alone) for row in rows})
         for row in view.rows:
             for name, _ in self._choices:
                 if row.draft_budget and self._rng.random() < 0.05:
@@ -63,8 +72,10 @@ class RandomPolicy:
                 ]
         return StepPlan(drafts, fallbacks, shadows, verify_caps)
 
-    def _method(self, row: RowView) -> SpecMethod:
-        name, k = self._rng.choice(self._choices)
+    def _method(self, row: RowView, name: str | None = None) -> SpecMethod:
+        if name is None:
+            name, _ = self._rng.choice(self._choices)
+        k = dict(self._choices)[name]
         return SpecMethod(name, min(self._rng.randint(1, k), row.draft_budget))
 
 
@@ -90,20 +101,21 @@ class RandomPlanner(Planner):
 
     Attributes:
         fallbacks, outcomes, cuts: how many the workers reported; `snapshot` shows them.
+        lookups: how many the device made for the steps: see `early_on_cpu`.
         slow_rows: those of the scheduler; `snapshot` shows how many were set aside.
     """
 
-    def __init__(self, config: SpecgateConfig, max_k: int) -> None:
+    def __init__(self, config: SpecgateConfig, max_k: int, alone: str | None) -> None:
         traits = [one for one in config.traits if one.name not in UNPLANNED]
         super().__init__(traits, max_k, config.policies, config.primary)
         choices = {s.name: s.num_speculative_tokens for s in config.proposers}
         for name in UNPLANNED:
             choices.pop(name, None)
         lookups = {one.name for one in traits if one.lookup}
-        self._random = RandomPolicy(choices, lookups)
+        self._random = RandomPolicy(choices, lookups, alone)
         self.measurements.step_time = FreeTokens()
         self.measurements.draft_times = [FreeDrafts() for _ in traits]
-        self.fallbacks = self.outcomes = self.cuts = 0
+        self.fallbacks = self.outcomes = self.cuts = self.lookups = 0
         self.slow_rows = RandomSlowRows()
 
     def plan(self, view: StepView) -> StepPlan:
@@ -123,7 +135,8 @@ class RandomPlanner(Planner):
 
     def snapshot(self) -> dict[str, Any]:
         """The measurements, and the counts."""
-        counts = {name: getattr(self, name) for name in ("fallbacks", "outcomes", "cuts")}
+        names = ("fallbacks", "outcomes", "cuts", "lookups")
+        counts = {name: getattr(self, name) for name in names}
         return {**super().snapshot(), **counts, "set_aside": self.slow_rows.count}
 
 
@@ -158,8 +171,13 @@ class RandomSlowRows(SlowRows):
 
 
 class RandomPlans:
-    """Mixed into a scheduler: it has a `RandomPlanner` and `RandomSlowRows`."""
+    """Mixed into a scheduler: it has a `RandomPlanner` and `RandomSlowRows`.
 
+    Attributes:
+        alone: see `RandomPolicy`.
+    """
+
+    alone: str | None = None
     row_table: RowTable
     num_spec_tokens: int
     _slow_rows: SlowRows
@@ -167,7 +185,7 @@ class RandomPlans:
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         config = SpecgateConfig.from_vllm_config(vllm_config)
-        self._planner = RandomPlanner(config, self.num_spec_tokens)
+        self._planner = RandomPlanner(config, self.num_spec_tokens, self.alone)
         self.row_table.planner = self._planner
         self._slow_rows = self._planner.slow_rows
 

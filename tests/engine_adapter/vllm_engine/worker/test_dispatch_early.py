@@ -64,13 +64,11 @@ def model(harness: DispatchHarness) -> Model:
     return made
 
 
-def propose(
-    harness: DispatchHarness, plan: Any = None, num_read: tuple[int, ...] = (3, 3, 3)
-) -> Any:
-    """A step that verifies two drafts of each row; then the dispatch may draft."""
+def unread_step(num_read: tuple[int, ...] = (3, 3, 3)) -> Any:
+    """A step that verifies two drafts of each row."""
     from engine_adapter.vllm_engine.worker.drafting.early_drafts import UnreadStep
 
-    step = UnreadStep(
+    return UnreadStep(
         np.array([2, 0, 1]),
         np.array(num_read),
         np.full(3, 2),
@@ -78,6 +76,13 @@ def propose(
         np.arange(3),
         torch.zeros(3, dtype=torch.int32),
     )
+
+
+def propose(
+    harness: DispatchHarness, plan: Any = None, num_read: tuple[int, ...] = (3, 3, 3)
+) -> Any:
+    """After a step the dispatch may draft."""
+    step = unread_step(num_read)
     harness.dispatch.propose_early(StepPlan(plan or dict.fromkeys("pqr", EARLY)), step)
 
 
@@ -166,3 +171,71 @@ def test_a_fault_is_in_the_report_of_the_step(harness: DispatchHarness, model: M
     model.error = ZeroDivisionError("its own mistake")
     propose(harness)
     assert harness.dispatch._report.faults == {"d": "ZeroDivisionError: its own mistake"}
+
+
+class Lookup:
+    """A proposer that looks up on the device."""
+
+    error: Exception | None = None
+
+    def forget(self, request_ids: Any) -> None:
+        """It has no state."""
+
+    def look_up(self, tokens: Any, k: int) -> Any:
+        if self.error is not None:
+            raise self.error
+        return torch.ones(3, k, dtype=torch.int64), torch.ones(3, dtype=torch.bool)
+
+
+@pytest.fixture
+def lookup(harness: DispatchHarness, model: Model) -> Lookup:
+    """The lookup `a`, for the rows of `model`."""
+    made = Lookup()
+    harness.dispatch.host.proposers["a"] = made  # type: ignore[assignment]
+    harness.runner.req_states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=torch.zeros(3, CONTEXT, dtype=torch.int32)),
+        total_len=SimpleNamespace(gpu=torch.full((3,), LENGTH, dtype=torch.int32)),
+        draft_tokens=torch.zeros(3, 4, dtype=torch.int64),
+        vocab_size=9,
+    )
+    return made
+
+
+def look_up(harness: DispatchHarness, plan: Any) -> Any:
+    step = unread_step()
+    return harness.dispatch.look_up_early(StepPlan(plan), step, torch.from_numpy(step.rows))
+
+
+def test_the_device_looks_up_for_a_step_of_one_lookup(
+    harness: DispatchHarness, lookup: Lookup
+) -> None:
+    looked_up = look_up(harness, dict.fromkeys("pqr", SpecMethod("a", 2)))
+    assert {name: list(row) for name, row in looked_up.drafts.items()} == {
+        "p": [1, 1],
+        "q": [1, 1],
+        "r": [1, 1],
+    }
+    assert look_up(harness, {"p": SpecMethod("a", 2), "q": EARLY}) is None
+
+
+def test_a_fault_on_the_device_is_reported_and_the_drafts_are_made_later(
+    harness: DispatchHarness, lookup: Lookup
+) -> None:
+    lookup.error = ZeroDivisionError("its own mistake")
+    assert look_up(harness, {"p": SpecMethod("a", 2)}) is None
+    assert harness.dispatch._report.faults == {"a": "ZeroDivisionError: its own mistake"}
+
+
+def test_a_lost_device_ends_the_engine(harness: DispatchHarness, lookup: Lookup) -> None:
+    lookup.error = torch.AcceleratorError("lost")
+    with pytest.raises(torch.AcceleratorError):
+        look_up(harness, {"p": SpecMethod("a", 2)})
+
+
+def test_the_dispatch_forgets_what_a_lookup_noted_of_ended_requests(
+    harness: DispatchHarness, lookup: Lookup
+) -> None:
+    harness.dispatch.host.draft_models = {}
+    harness.dispatch.lookups._unmatched |= {"p", "q"}
+    harness.dispatch.observe(output(finished_req_ids={"p"}))
+    assert harness.dispatch.lookups._unmatched == {"q"}

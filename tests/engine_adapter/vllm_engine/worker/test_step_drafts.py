@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from engine_adapter.policies.contract import StepPlan
-from engine_adapter.proposers.draft_table import DraftTable
+from engine_adapter.proposers.draft_table import DraftRow, DraftTable
 from engine_adapter.proposers.staging import HostCopy
 from engine_adapter.seam.types import SpecMethod
 from engine_adapter.vllm_engine.wire import DraftReport
 from engine_adapter.vllm_engine.worker import step_drafts
+from engine_adapter.vllm_engine.worker.draft_clock import DraftClock
+from engine_adapter.vllm_engine.worker.early_lookups import EarlyLookup, EarlyLookups
 from engine_adapter.vllm_engine.worker.request_rows import RequestRows
 from engine_adapter.vllm_engine.worker.step_drafts import (
     LateStepDrafts,
@@ -35,7 +37,8 @@ class Runner:
         self.plans: list[StepPlan] = []
         self.unread: list[Any] = []
         self.drafts = drafts
-        self.drafter = self
+        self.drafter, self.looks_up = self, False
+        self.lookups = EarlyLookups(self, {})
         self.req_states = SimpleNamespace(
             max_num_reqs=ROWS,
             max_model_len=16,
@@ -46,6 +49,14 @@ class Runner:
         self.input_batch.num_tokens_no_spec[:] = 4
         params = SimpleNamespace(structured_outputs=None)
         self.requests = {name: SimpleNamespace(sampling_params=params) for name in "ab"}
+
+    def look_up_early(self, plan: StepPlan, step: Any, rows: torch.Tensor) -> EarlyLookup | None:
+        if not self.looks_up:
+            return None
+        table = DraftTable(torch.tensor([[1, 2], [3, 4]]), is_read=False)
+        drafts = {"a": DraftRow(table, 0, 2), "b": DraftRow(table, 1, 1)}
+        matches = HostCopy(torch.tensor([True, False]))
+        return EarlyLookup("ngram", table, drafts, matches, DraftClock(self.device))
 
     def propose_early(self, plan: StepPlan, step: Any) -> None:
         self.unread.append(step)
@@ -130,6 +141,63 @@ def test_no_model_drafts_early_while_the_mirrors_lack_a_step(
     assert runner.unread == []
     late.begin_step(scheduled({"a": 4, "b": 1}))
     late.draft_after(verified())
+    assert len(runner.unread) == 1
+
+
+@pytest.fixture
+def looking_up(late: LateStepDrafts, runner: Runner) -> LateStepDrafts:
+    """The device looks up: two drafts for `a`, one for `b`, which has no match."""
+    late.drafts_early = runner.looks_up = True
+    return late
+
+
+def test_nothing_waits_for_the_tokens_of_a_step_that_the_device_looks_up(
+    looking_up: LateStepDrafts, runner: Runner
+) -> None:
+    assert looking_up.draft_after(verified()).tolist() == [[1, 2, 0], [3, 4, 0]]
+    step = looking_up.begin_step(scheduled({"a": 4, "b": 4}))
+    assert step.num_scheduled_tokens == {"a": 3, "b": 2}
+    assert step.scheduled_spec_decode_tokens == {"a": [-1, -1], "b": [-1]}
+    assert looking_up.report is not None
+    assert looking_up.report.drafted == {"a": 2, "b": 1}
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [4, 4, 4, 4]
+    looking_up.draft_after(verified())
+    step = looking_up.begin_step(scheduled({"a": 4, "b": 4}))
+    assert step.num_scheduled_tokens == {"a": 3, "b": 1}, "the first lookup is read by now"
+    assert looking_up.report.drafted == {"a": 2, "b": 0}
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [5, 4, 6, 4]
+    assert (runner.plans, runner.unread) == ([], [])
+
+
+def test_after_a_lookup_a_step_with_other_drafts_is_read_with_it(
+    looking_up: LateStepDrafts, runner: Runner
+) -> None:
+    looking_up.draft_after(verified())
+    looking_up.begin_step(scheduled({"a": 4, "b": 4}))
+    runner.looks_up = False
+    looking_up.draft_after(verified())
+    assert runner.unread == [], "the mirrors lack the step before"
+    step = looking_up.begin_step(scheduled({"a": 4, "b": 4}))
+    assert step.num_scheduled_tokens == {"a": 3, "b": 1}
+    assert len(runner.plans) == 1
+    assert runner.input_batch.num_tokens_no_spec.tolist() == [6, 4, 8, 4]
+
+
+def test_a_step_that_runs_nothing_leaves_a_lookup_to_the_next(
+    looking_up: LateStepDrafts, runner: Runner
+) -> None:
+    looking_up.draft_after(verified())
+    looking_up.begin_step(scheduled({}, ended=("a",)))
+    assert looking_up.report is None
+    step = looking_up.begin_step(scheduled({"b": 4}))
+    assert step.num_scheduled_tokens == {"b": 2}
+    assert looking_up.drafts == {"b": [3]}
+
+
+def test_ranks_do_not_look_up_on_the_device(runner: Runner) -> None:
+    late = LateStepDrafts(runner, CAPACITY, has_ranks=True)
+    late.drafts_early = runner.looks_up = True
+    assert late.draft_after(verified()).tolist() == [[0, 0, 0], [0, 0, 0]]
     assert len(runner.unread) == 1
 
 
