@@ -163,8 +163,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "v2_cpu_model_runner": ("CPUModelRunner",),
     "v2_input_batch": ("get_num_sampled_and_rejected",),
     "vllm.v1.worker.gpu.states:RequestState": (
-        *("max_num_reqs", "max_model_len", "req_id_to_index", "index_to_req_id"),
-        *("prompt_len", "prefill_len", "num_computed_tokens_np"),
+        *("max_num_reqs", "max_model_len", "vocab_size", "req_id_to_index", "index_to_req_id"),
+        *("prompt_len", "prefill_len", "total_len", "num_computed_tokens_np"),
+        *("all_token_ids", "draft_tokens"),
     ),
     "vllm.v1.worker.gpu.block_table:BlockTables": ("block_tables", "block_sizes", "num_blocks"),
     "vllm.v1.worker.gpu.input_batch:InputBatch": (
