@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-_PART = 1 << 23
-"""Tokens that are searched at once: this bounds the memory, which is about 16 bytes for each."""
+_PART = 1 << 21
+"""Tokens that are searched at once, each with about 20 bytes of the device's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _continuations(
     """See `find_continuations`; the rows have a copy of their own: int32 [R, T], int64 [R]."""
     width = token_ids.shape[1]
     last_place = lengths[:, None] - 1
-    place = torch.arange(width, device=token_ids.device)
+    place = torch.arange(width, dtype=torch.int32, device=token_ids.device)
     # For each place, how many tokens up to it are the row's last ones.
     agrees = place < last_place
     agreeing = torch.zeros_like(token_ids)

@@ -56,8 +56,8 @@ class UnreadDrafts:
     """A step whose tokens are not in the mirrors yet.
 
     Attributes:
-        step: it.
-        lookup: its drafts, if they are made without the tokens.
+        step: the step.
+        lookup: its drafts, if the device has looked them up.
         ended_ids: requests whose rows are free since, or another request's.
     """
 

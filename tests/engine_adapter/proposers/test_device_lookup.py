@@ -27,7 +27,7 @@ def padded(drafts: Sequence[int], text: Sequence[int], k: int) -> list[int]:
     return [*drafts, *[text[-1]] * (k - len(drafts))]
 
 
-@pytest.mark.parametrize("part", [1 << 23, 256])
+@pytest.mark.parametrize("part", [1 << 21, 256])
 def test_drafts_of_thousands_of_rows_equal_those_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
