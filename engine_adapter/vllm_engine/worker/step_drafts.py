@@ -52,7 +52,7 @@ class VerifiedStep:
 
 
 @dataclass(slots=True)
-class UnreadDrafts:
+class PendingStep:
     """A step whose tokens are not in the mirrors yet.
 
     Attributes:
@@ -188,8 +188,8 @@ class LateStepDrafts(StepDrafts):
 
     def __init__(self, runner: Any, capacity: int, *, has_ranks: bool = False) -> None:
         super().__init__(runner, capacity, has_ranks=has_ranks)
-        # The oldest first.
-        self._unread: deque[UnreadDrafts] = deque()
+        # Steps whose tokens are not in the mirrors yet, the oldest first.
+        self._pending: deque[PendingStep] = deque()
         # Request id -> drafts of a row that no step has verified yet.
         self._waiting: dict[str, Sequence[int]] = {}
 
@@ -203,28 +203,28 @@ class LateStepDrafts(StepDrafts):
             scheduler_output.preempted_req_ids or set()
         )
         ended_ids |= {request.req_id for request in scheduler_output.scheduled_new_reqs}
-        for unread in self._unread:
-            unread.ended_ids |= ended_ids
+        for pending in self._pending:
+            pending.ended_ids |= ended_ids
         self.report, self.drafts = None, {}
         if not scheduler_output.total_num_scheduled_tokens:
             return scheduler_output  # vLLM runs nothing, and no report would reach the scheduler
-        while self._unread:
-            unread = self._unread[0]
-            if len(self._unread) == 1 and not unread.needs_tokens:
-                self._take_lookup(unread)
+        while self._pending:
+            pending = self._pending[0]
+            if len(self._pending) == 1 and not pending.needs_tokens:
+                self._take_lookup(pending)
                 break
-            self._unread.popleft()
-            if unread.lookup is None:
-                self._draft_late(unread.step, unread.ended_ids)
+            self._pending.popleft()
+            if pending.lookup is None:
+                self._draft_late(pending.step, pending.ended_ids)
             else:
-                self._read(unread.step, unread.ended_ids)
-                self._runner.drafter.lookups.note_matches(unread.lookup)
+                self._read(pending.step, pending.ended_ids)
+                self._runner.drafter.lookups.note_matches(pending.lookup)
         return self._with_drafts(scheduler_output)
 
     def draft_after(self, step: VerifiedStep) -> torch.Tensor:
         """See `StepDrafts.draft_after`; the drafts come later. Some are launched now."""
         lookup = self._draft_early(step) if self.drafts_early else None
-        self._unread.append(UnreadDrafts(step, lookup))
+        self._pending.append(PendingStep(step, lookup))
         if lookup is None:
             return self._no_drafts(len(step.input_batch.req_ids))
         tokens = lookup.table.tokens
@@ -243,8 +243,8 @@ class LateStepDrafts(StepDrafts):
             lookup = drafter.look_up_early(plan, unread_step, step.input_batch.idx_mapping)
             if lookup is not None:
                 return lookup
-        # The mirrors have the rows as they were before this step, if no other is unread.
-        if not self._unread:
+        # The mirrors have the rows as they were before this step, if no other is pending.
+        if not self._pending:
             drafter.propose_early(plan, unread_step)
         return None
 
@@ -268,14 +268,14 @@ class LateStepDrafts(StepDrafts):
     def _reads_drafts(self, request_id: str) -> bool:
         return self._is_constrained(request_id)
 
-    def _take_lookup(self, unread: UnreadDrafts) -> None:
+    def _take_lookup(self, pending: PendingStep) -> None:
         """Takes the drafts of a step that were made without its tokens, if there are any."""
-        if unread.lookup is None:
+        if pending.lookup is None:
             return
         lookups = self._runner.drafter.lookups
-        drafts, self.report = lookups.take(unread.lookup, unread.ended_ids)
+        drafts, self.report = lookups.take(pending.lookup, pending.ended_ids)
         self.report.drafted = {
-            id_: len(drafts.get(id_, ())) for id_ in unread.step.input_batch.req_ids
+            id_: len(drafts.get(id_, ())) for id_ in pending.step.input_batch.req_ids
         }
         self.drafts = dict(drafts)
         self._waiting |= drafts
