@@ -104,6 +104,26 @@ async def test_early_drafts_change_no_text(
     assert early.engine.evidence["lookups"] - before > steps / 3
 
 
+async def test_a_seeded_text_with_lookups_on_the_device_is_that_of_plain_decoding(
+    early: Live, prompts: list[Prompt]
+) -> None:
+    before = early.engine.evidence.get("lookups", 0)
+
+    async def texts(name: str, k: int) -> list[Result]:
+        options = {"max_tokens": 60, "ignore_eos": True} | sampling.OPTIONS["everything"]
+        return await asyncio.gather(
+            *(
+                generate(early, prompt, SamplingOptions(**options, seed=seed), pinned(name, k))
+                for seed, prompt in enumerate(prompts)
+            )
+        )
+
+    plain, drafted = await texts("none", 0), await texts("ngram", 5)
+    assert [result.tokens for result in drafted] == [result.tokens for result in plain]
+    assert sum(result.counts("ngram").accepted for result in drafted) > 0
+    assert early.engine.evidence["lookups"] > before
+
+
 async def test_policies_change_no_text(
     overlapped: Live, stock: Stock, prompts: list[Prompt]
 ) -> None:
