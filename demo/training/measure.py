@@ -1,7 +1,7 @@
 """`python -m demo.training.measure`: tokens per decode step of each proposer, on a running server.
 
 Sends the 40 quoting and the 40 free chats of `demo/prompts.json`, one at a time, with each loaded
-proposer at each temperature, and prints the table in demo/README.md.
+proposer at each temperature, and prints the table in docs/lab/demo.md.
 """
 
 from __future__ import annotations
