@@ -2,8 +2,9 @@
 
 Under asynchronous scheduling the next step is scheduled, with places for drafts, while the device
 still works on this one. Its drafts are made when the next step begins to run: there the main thread
-waits for the tokens of this one, and only if a proposer was planned. Places that got no draft are
-left out of the step, so neither the target nor the counts see them.
+waits for the tokens of this one, unless no proposer was planned or the device has looked them up
+(`early_lookups`). Places that got no draft are left out of the step, so neither the target nor the
+counts see them.
 """
 
 from collections import defaultdict, deque
