@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from benchmarks.estimate import Estimate, median_interval, paired_difference, paired_ratio
+from benchmarks.servers import wait_until_idle
 from benchmarks.sides import DEFAULT_SIDES, Side, loaded_specs, specs_by_name, supported_sides
 from benchmarks.system import System, SystemLauncher, measure
 from benchmarks.timeline import Decoding
@@ -135,6 +136,7 @@ async def _run_rounds(
     for i, number in enumerate(rounds):
         requests = _burst(plan, method, level, number)
         for side in samples if i % 2 == 0 else reversed(list(samples)):
+            await wait_until_idle()
             samples[side].append(await measure(systems[side], requests))
 
 

@@ -31,6 +31,8 @@ from engine_adapter.proposers.draft_options import HEAD_OPTIONS
 NAME = "measured"
 START_S, STOP_S = 600, 60
 IDLE_S, IDLE_SHARE = 2.0, 0.05
+BREAK_S, LONGEST_BREAK_S = 0.25, 30
+"""Between two bursts: how long no server uses CPU time, and how long that is waited for."""
 
 ARGUMENTS: Mapping[str, str] = {
     "dtype": "float32",
@@ -213,13 +215,10 @@ class ServerGroup:
 
     def cpu_s(self) -> float:
         """CPU seconds that the server and its child processes have used so far."""
-        seconds = 0.0
         with suppress(psutil.NoSuchProcess):
             server = psutil.Process(self._process.pid)
-            for process in (server, *server.children(recursive=True)):
-                times = process.cpu_times()
-                seconds += times.user + times.system
-        return seconds
+            return _cpu_s([server, *server.children(recursive=True)])
+        return 0.0
 
     def thread_cpu_s(self) -> float:
         """CPU seconds of the server's living threads, to the nanosecond; no child processes."""
@@ -233,6 +232,36 @@ class ServerGroup:
     def rss_bytes(self) -> int:
         """The server's resident memory, without its child processes."""
         return int(psutil.Process(self._process.pid).memory_info().rss)
+
+
+async def wait_until_idle() -> None:
+    """Returns when no child process of this one uses CPU time.
+
+    The worker of a server with several processes looks for its next step without a pause for some
+    time, and would slow a server down that is measured meanwhile.
+
+    Raises:
+        RuntimeError: a child process does not become idle.
+    """
+    children = psutil.Process().children(recursive=True)
+    deadline = time.monotonic() + LONGEST_BREAK_S
+    share = 1.0 if children else 0.0
+    while share > IDLE_SHARE:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"servers without requests use {share:.0%} of a core")
+        start_s = _cpu_s(children)
+        await asyncio.sleep(BREAK_S)
+        share = (_cpu_s(children) - start_s) / BREAK_S
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """CPU seconds of the processes that still live."""
+    seconds = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 async def _answers(client: httpx.AsyncClient, url: str) -> bool:

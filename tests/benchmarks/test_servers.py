@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -121,6 +122,31 @@ async def test_a_server_that_is_busy_without_requests_is_refused(
         pytest.raises(RuntimeError, match=r"one is idle but uses \d+% of a core"),
     ):
         await process.check_idle()
+
+
+async def test_a_burst_waits_until_a_server_has_stopped_to_spin(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    with servers.ServerGroup("one", spinning(0.6), tmp_path / "one.log"):
+        await servers.wait_until_idle()
+        assert time.monotonic() - began_s >= 0.6
+
+
+async def test_a_server_that_spins_on_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(servers, "LONGEST_BREAK_S", 1.0)
+    with (
+        servers.ServerGroup("one", spinning(60), tmp_path / "one.log"),
+        pytest.raises(RuntimeError, match=r"servers without requests use \d+% of a core"),
+    ):
+        await servers.wait_until_idle()
+
+
+def spinning(seconds: float) -> list[str]:
+    """The command of a process that uses a core for some time."""
+    code = f"import time\nend = time.monotonic() + {seconds}\n"
+    code += "while time.monotonic() < end: pass\ntime.sleep(60)"
+    return [sys.executable, "-c", code]
 
 
 async def test_a_sleeping_server_is_idle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
