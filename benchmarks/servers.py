@@ -2,7 +2,7 @@
 
 Each server is a process group of its own on a free port. All servers of a comparison run at the
 same time, but only one of them has load at any time. `ServerLauncher` checks that a server without
-load uses no CPU.
+load uses no CPU, and `wait_until_idle` waits until that is so again after a load.
 """
 
 import asyncio
