@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,15 +203,7 @@ class ServerGroup:
 
     async def check_idle(self) -> None:
         """Raises `RuntimeError` if the server uses CPU time while it has no request."""
-        deadline = time.monotonic() + START_S
-        while (share := await self._busy_share()) > IDLE_SHARE:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{self._name} is idle but uses {share:.0%} of a core")
-
-    async def _busy_share(self) -> float:
-        start_s = self.cpu_s()
-        await asyncio.sleep(IDLE_S)
-        return (self.cpu_s() - start_s) / IDLE_S
+        await _wait_until_idle(self._name, self.cpu_s, IDLE_S, START_S)
 
     def cpu_s(self) -> float:
         """CPU seconds that the server and its child processes have used so far."""
@@ -243,15 +235,21 @@ async def wait_until_idle() -> None:
     Raises:
         RuntimeError: a child process does not become idle.
     """
-    children = psutil.Process().children(recursive=True)
-    deadline = time.monotonic() + LONGEST_BREAK_S
-    share = 1.0 if children else 0.0
+    if children := psutil.Process().children(recursive=True):
+        await _wait_until_idle("a server", lambda: _cpu_s(children), BREAK_S, LONGEST_BREAK_S)
+
+
+async def _wait_until_idle(
+    name: str, cpu_s: Callable[[], float], period_s: float, limit_s: float
+) -> None:
+    """Returns after a period without CPU time; raises `RuntimeError` after the limit."""
+    deadline, share = time.monotonic() + limit_s, 1.0
     while share > IDLE_SHARE:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"servers without requests use {share:.0%} of a core")
-        start_s = _cpu_s(children)
-        await asyncio.sleep(BREAK_S)
-        share = (_cpu_s(children) - start_s) / BREAK_S
+            raise RuntimeError(f"{name} is idle but uses {share:.0%} of a core")
+        start_s = cpu_s()
+        await asyncio.sleep(period_s)
+        share = (cpu_s() - start_s) / period_s
 
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:

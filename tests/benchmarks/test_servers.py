@@ -137,7 +137,7 @@ async def test_a_server_that_spins_on_is_refused(
     monkeypatch.setattr(servers, "LONGEST_BREAK_S", 1.0)
     with (
         servers.ServerGroup("one", spinning(60), tmp_path / "one.log"),
-        pytest.raises(RuntimeError, match=r"servers without requests use \d+% of a core"),
+        pytest.raises(RuntimeError, match=r"a server is idle but uses \d+% of a core"),
     ):
         await servers.wait_until_idle()
 

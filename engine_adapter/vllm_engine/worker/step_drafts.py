@@ -234,7 +234,8 @@ class LateStepDrafts(StepDrafts):
     def _draft_early(self, step: VerifiedStep) -> EarlyLookup | None:
         """Drafts that need not wait for the tokens of the step.
 
-        Those of a lookup are returned, if there are no others; those of models wait in these.
+        If one lookup makes all drafts, they are returned. Otherwise `None`: the drafts of models
+        wait in the models.
         """
         plan, drafter = step.scheduled.specgate_plan, self._runner.drafter
         if not plan:
@@ -278,7 +279,6 @@ class LateStepDrafts(StepDrafts):
         self.report.drafted = {
             id_: len(drafts.get(id_, ())) for id_ in pending.step.input_batch.req_ids
         }
-        self.drafts = dict(drafts)
         self._waiting |= drafts
 
     def _draft_late(self, step: VerifiedStep, ended_ids: Set[str]) -> None:

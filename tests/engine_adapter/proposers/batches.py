@@ -1,6 +1,6 @@
 """Batches as an engine builds them, from lists of tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,19 @@ WIDTH = 512
 
 JUNK = 7
 """The fill value after a row's last token: a proposer that reads it gives wrong drafts."""
+
+
+def random_lookups(
+    rng: np.random.Generator,
+) -> Iterator[tuple[dict[str, list[int]], int, int, int]]:
+    """Cases of prompt lookup: rows that repeat themselves, the shortest n, the longest, and k."""
+    for _ in range(150):
+        rows = {
+            f"r{i}": rng.integers(0, rng.integers(1, 6), rng.integers(1, 90)).tolist()
+            for i in range(rng.integers(1, 60))
+        }
+        min_n = int(rng.integers(1, 5))
+        yield rows, min_n, min_n + int(rng.integers(0, 4)), int(rng.integers(1, 9))
 
 
 def batch(

@@ -9,17 +9,17 @@ import torch
 from engine_adapter.proposers import device_lookup
 from engine_adapter.proposers.device_lookup import DeviceLookup, DeviceTokens
 from engine_adapter.proposers.ngram import NgramProposer
-from tests.engine_adapter.proposers.batches import batch
+from tests.engine_adapter.proposers.batches import batch, random_lookups
 
 
 def tokens_of(rows: Mapping[str, Sequence[int]], *, junk: int = 7, more: int = 0) -> DeviceTokens:
     """The rows as the device has them, scattered; `more`: by how much the longest is overrated."""
-    made = batch(rows, scattered=True, junk=junk)
+    draft_batch = batch(rows, scattered=True, junk=junk)
     return DeviceTokens(
-        torch.from_numpy(made.token_ids.copy()),
-        torch.from_numpy(made.rows),
-        torch.from_numpy(made.num_tokens.astype(np.int32)),
-        int(made.num_tokens.max()) + more,
+        torch.from_numpy(draft_batch.token_ids.copy()),
+        torch.from_numpy(draft_batch.rows),
+        torch.from_numpy(draft_batch.num_tokens.astype(np.int32)),
+        int(draft_batch.num_tokens.max()) + more,
     )
 
 
@@ -34,13 +34,8 @@ def test_drafts_of_thousands_of_rows_equal_those_of_the_cpu(
     monkeypatch.setattr(device_lookup, "_PART", part)
     rng = np.random.default_rng(0)
     matched = 0
-    for _ in range(150):
-        rows = {
-            f"r{i}": rng.integers(0, rng.integers(1, 6), rng.integers(1, 90)).tolist()
-            for i in range(rng.integers(1, 60))
-        }
-        min_n = int(rng.integers(1, 5))
-        max_n, k, junk = min_n + int(rng.integers(0, 4)), int(rng.integers(1, 9)), rng.integers(3)
+    for rows, min_n, max_n, k in random_lookups(rng):
+        junk = rng.integers(3)
         proposer = NgramProposer(min_n, max_n)
         expected = proposer.propose(batch(rows, k=k)).tokens
         result = proposer.look_up(tokens_of(rows, junk=int(junk), more=int(rng.integers(9))), k)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine_adapter.proposers.methods import parse_spec
 from engine_adapter.proposers.ngram import NgramProposer
-from tests.engine_adapter.proposers.batches import batch
+from tests.engine_adapter.proposers.batches import batch, random_lookups
 
 BOUNDS = st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda p: (p[0], p[0] + p[1]))
 
@@ -52,13 +52,8 @@ def test_drafts_of_other_members_are_continued_as_if_they_were_text() -> None:
 def test_drafts_of_thousands_of_rows_equal_the_definition() -> None:
     rng = np.random.default_rng(0)
     matched = 0
-    for _ in range(150):
-        rows = {
-            f"r{i}": rng.integers(0, rng.integers(1, 6), rng.integers(1, 90)).tolist()
-            for i in range(rng.integers(1, 60))
-        }
-        min_n = int(rng.integers(1, 5))
-        max_n, k = min_n + int(rng.integers(0, 4)), rng.integers(1, 9, len(rows)).tolist()
+    for rows, min_n, max_n, most in random_lookups(rng):
+        k = rng.integers(1, most + 1, len(rows)).tolist()
         given_rows = batch(rows, k=k, scattered=bool(rng.integers(2)), junk=int(rng.integers(3)))
         drafted = NgramProposer(min_n, max_n).propose(given_rows).tokens
         of_rows = zip(rows.values(), k, strict=True)

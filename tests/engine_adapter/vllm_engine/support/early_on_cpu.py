@@ -15,7 +15,7 @@ class EarlyDraftScheduler(RandomPlanAsyncScheduler):
     The worker is in the same process; its drafts are early from the first scheduler on.
     """
 
-    alone = "ngram"
+    sole_proposer = "ngram"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -33,7 +33,7 @@ class RandomPolicy:
     Args:
         choices: proposer -> its k.
         lookups: those whose drafts are cut at random.
-        alone: the proposer that makes all drafts of most steps, without fallbacks, cuts or shadows.
+        sole_proposer: it makes all drafts of most steps, without fallbacks, cuts or shadows.
         seed: of the choices.
     """
 
@@ -41,22 +41,24 @@ class RandomPolicy:
         self,
         choices: Mapping[str, int],
         lookups: Collection[str] = (),
-        alone: str | None = None,
+        sole_proposer: str | None = None,
         seed: int = 0,
     ) -> None:
         self._choices = list(choices.items())
         self._lookups = lookups
         self._longest = max(choices.values())
-        self._alone = alone
+        self._sole_proposer = sole_proposer
         self._rng = random.Random(seed)
 
     def plan(self, view: StepView) -> StepPlan:
         """For a row: none or a proposer; half the time a fallback and a cut; any shadows."""
         drafts, fallbacks, verify_caps = {}, {}, {}
         shadows: dict[str, list[str]] = {}
-        if self._alone is not None and self._rng.random() < 0.85:
+        if self._sole_proposer is not None and self._rng.random() < 0.85:
             rows = [row for row in view.rows if self._rng.random() < 0.9]
-            return StepPlan({row.request_id: self._method(row, self._alone) for row in rows})
+            return StepPlan(
+                {row.request_id: self._method(row, self._sole_proposer) for row in rows}
+            )
         for row in view.rows:
             for name, _ in self._choices:
                 if row.draft_budget and self._rng.random() < 0.05:
@@ -105,14 +107,14 @@ class RandomPlanner(Planner):
         slow_rows: those of the scheduler; `snapshot` shows how many were set aside.
     """
 
-    def __init__(self, config: SpecgateConfig, max_k: int, alone: str | None) -> None:
+    def __init__(self, config: SpecgateConfig, max_k: int, sole_proposer: str | None) -> None:
         traits = [one for one in config.traits if one.name not in UNPLANNED]
         super().__init__(traits, max_k, config.policies, config.primary)
         choices = {s.name: s.num_speculative_tokens for s in config.proposers}
         for name in UNPLANNED:
             choices.pop(name, None)
         lookups = {one.name for one in traits if one.lookup}
-        self._random = RandomPolicy(choices, lookups, alone)
+        self._random = RandomPolicy(choices, lookups, sole_proposer)
         self.measurements.step_time = FreeTokens()
         self.measurements.draft_times = [FreeDrafts() for _ in traits]
         self.fallbacks = self.outcomes = self.cuts = self.lookups = 0
@@ -174,10 +176,10 @@ class RandomPlans:
     """Mixed into a scheduler: it has a `RandomPlanner` and `RandomSlowRows`.
 
     Attributes:
-        alone: see `RandomPolicy`.
+        sole_proposer: see `RandomPolicy`.
     """
 
-    alone: str | None = None
+    sole_proposer: str | None = None
     row_table: RowTable
     num_spec_tokens: int
     _slow_rows: SlowRows
@@ -185,7 +187,7 @@ class RandomPlans:
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         config = SpecgateConfig.from_vllm_config(vllm_config)
-        self._planner = RandomPlanner(config, self.num_spec_tokens, self.alone)
+        self._planner = RandomPlanner(config, self.num_spec_tokens, self.sole_proposer)
         self.row_table.planner = self._planner
         self._slow_rows = self._planner.slow_rows
 

@@ -190,15 +190,15 @@ class Lookup:
 @pytest.fixture
 def lookup(harness: DispatchHarness, model: Model) -> Lookup:
     """The lookup `a`, for the rows of `model`."""
-    made = Lookup()
-    harness.dispatch.host.proposers["a"] = made  # type: ignore[assignment]
+    proposer = Lookup()
+    harness.dispatch.host.proposers["a"] = proposer  # type: ignore[assignment]
     harness.runner.req_states = SimpleNamespace(
         all_token_ids=SimpleNamespace(gpu=torch.zeros(3, CONTEXT, dtype=torch.int32)),
         total_len=SimpleNamespace(gpu=torch.full((3,), LENGTH, dtype=torch.int32)),
         draft_tokens=torch.zeros(3, 4, dtype=torch.int64),
         vocab_size=9,
     )
-    return made
+    return proposer
 
 
 def look_up(harness: DispatchHarness, plan: Any) -> Any:
