@@ -222,9 +222,11 @@ class _World:
         for name, count in emitted.items():
             if name in verified:
                 table.count_verified(name, len(verified[name]), count - 1)
-            table.count_emitted(name, count)
+        table.count_outputs(
+            SimpleNamespace(request_id=name, new_token_ids=[0] * count)
+            for name, count in emitted.items()
+        )
         table.end_count(StepSize(StepKind.VERIFY, *size))
-        table.attach_stats(())
         table.step_stats()
 
 

@@ -6,7 +6,7 @@ read from top to bottom then (docs/upgrading-vllm.md).
 
 _RUNNER_HOOKS = (
     *("load_model", "get_kv_cache_spec", "initialize_kv_cache"),
-    *("finish_requests", "_remove_request", "add_requests", "update_requests"),
+    *("finish_requests", "update_requests"),
     *("execute_model", "sample_tokens", "sample", "take_draft_token_ids"),
     *("capture_model", "_dummy_sampler_run"),
 )
@@ -17,11 +17,8 @@ HOOKS: dict[str, tuple[str, ...]] = {
         "schedule",
         "update_from_output",
         "make_spec_decoding_stats",
-        "_update_request_with_output",
         "_free_request",
-        "make_stats",
     ),
-    "AsyncScheduler": ("schedule",),
     "MultiprocExecutor": ("_init_executor",),
     "RayExecutorV2": ("_init_executor", "_build_runtime_env", "_get_actor_resource_kwargs"),
     "RayWorkerProc": ("get_node_and_physical_gpu_ids", "initialize_worker"),
@@ -131,8 +128,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "new_block_ids",
         "num_computed_tokens",
     ),
-    "vllm.v1.engine:EngineCoreOutputs": ("outputs",),
-    "vllm.v1.engine:EngineCoreOutput": ("request_id", "kv_transfer_params"),
+    "vllm.v1.engine:EngineCoreOutputs": ("outputs", "scheduler_stats"),
+    "vllm.v1.engine:EngineCoreOutput": ("request_id", "new_token_ids", "kv_transfer_params"),
     "vllm.v1.metrics.stats:SchedulerStats": ("kv_connector_stats",),
     "current_platform": ("ray_device_key",),
     "envs": ("environment_variables", "VLLM_USE_V2_MODEL_RUNNER"),

@@ -23,6 +23,10 @@ They are added in that place: a call for each row and step would take longer.
 """
 
 
+NO_REPORT = DraftReport()
+"""Of a step after which nothing drafted; it is only read."""
+
+
 class Tally:
     """A growing `ProposerCounts`, stored as the list that is sent.
 
@@ -92,6 +96,10 @@ class PlannedDrafts:
     notes: PlanNotes = field(default_factory=PlanNotes)
 
 
+NO_DRAFTS = PlannedDrafts()
+"""Those of a step that was not planned; they are only read."""
+
+
 @dataclass(slots=True)
 class ScheduledStep:
     """A step from its plan until its outputs arrive.
@@ -108,7 +116,7 @@ class ScheduledStep:
     planned: bool = False
     context: int = 0
     verified: dict[str, RowDraft] = field(default_factory=dict)
-    reported: PlannedDrafts = field(default_factory=PlannedDrafts)
+    reported: PlannedDrafts = field(default_factory=lambda: NO_DRAFTS)
 
 
 @dataclass(slots=True)
@@ -171,7 +179,7 @@ class StepTally:
     """
 
     kind: StepKind = StepKind.DECODE
-    drafting: DraftReport = field(default_factory=DraftReport)
+    drafting: DraftReport = field(default_factory=lambda: NO_REPORT)
     quarantined: list[str] = field(default_factory=list)
     policy: PolicyStep | None = None
     evidence: Mapping[str, Any] | None = None

@@ -1,8 +1,8 @@
 """The live requests as rows of a table: what drafts for each, and what was counted. No vLLM.
 
 One step, in the order of the calls: `start_step`, `plan`, then, when the step's outputs arrive,
-`start_count`, `count_verified`, `count_emitted`, `end_count`, `attach_stats`, `step_stats`. Where
-scheduling is asynchronous, the next step is planned before the outputs of the one before arrive.
+`start_count`, `count_verified`, `count_outputs`, `end_count`, `step_stats`. Where scheduling is
+asynchronous, the next step is planned before the outputs of the one before arrive.
 """
 
 import time
@@ -23,6 +23,8 @@ from engine_adapter.seam.counts import NO_GRAMMARS, CompiledGrammars, StepKind
 from engine_adapter.seam.types import NO_SWITCH, NONE, SpecDecodeParams, Switch
 from engine_adapter.vllm_engine.core.counting import (
     EMITTED,
+    NO_DRAFTS,
+    NO_REPORT,
     PlannedDrafts,
     RowDraft,
     RowState,
@@ -63,14 +65,15 @@ class RowTable:
         # Steps whose outputs have not arrived, the oldest first; then the one that is counted.
         self._scheduled: deque[ScheduledStep] = deque()
         self._step = ScheduledStep(0.0)
-        self._newest = PlannedDrafts()
+        self._newest = NO_DRAFTS
         self._last_end_s = 0.0
         self._next_snapshot = time.monotonic() + SNAPSHOT_INTERVAL_S
         # For the planner: the outcomes of drafts, and tokens that the rows of the step emitted.
         self._draft_outcomes: list[DraftOutcome] = []
         self._emitted = 0
-        # Requests that ended; the planner forgets them when it has seen their last drafts.
-        self._ended_ids: list[str] = []
+        # Rows of requests that ended, until their last outputs are counted and the planner has seen
+        # their last drafts.
+        self._ended: dict[str, RowState] = {}
 
     # -- requests --------------------------------------------------------------------------
 
@@ -95,20 +98,16 @@ class RowTable:
         if not params.pinned and params.switch_epoch < last_switch.epoch:
             method = last_switch.spec_method
         self._rows[request_id] = RowState(method, params.pinned, streams_stats, request_class)
-        if request_id in self._ended_ids:
-            self._ended_ids.remove(request_id)
+        if self._ended.pop(request_id, None) is not None:
             self.planner.measurements.free(request_id)
         self.planner.measurements.admit(request_id, request_class)
         self.num_drafting += method.num_speculative_tokens > 0
 
-    def free(self, request_id: str) -> dict[str, Any] | None:
-        """Removes a row and returns its statistics; `None` for a request without a row."""
-        row = self._rows.pop(request_id, None)
-        if row is None:
-            return None
-        self.num_drafting -= row.spec_method.num_speculative_tokens > 0
-        self._ended_ids.append(request_id)
-        return row.to_wire()
+    def free(self, request_id: str) -> None:
+        """Removes the row of a request that ended, if it has one; its last output may follow."""
+        if (row := self._rows.pop(request_id, None)) is not None:
+            self.num_drafting -= row.spec_method.num_speculative_tokens > 0
+            self._ended[request_id] = row
 
     def switch(self, switch: Switch) -> None:
         """Gives the switch's method to every row that is not pinned.
@@ -155,7 +154,7 @@ class RowTable:
         if not scheduled and self._drafts_late:
             return NO_PLAN  # nothing runs: the report on the newest drafts comes with a later step
         self._end_drafts(step, scheduled, verified)
-        previous, self._newest = self._newest, PlannedDrafts()
+        previous, self._newest = self._newest, NO_DRAFTS
         step.planned = self.num_drafting > 0
         plan = NO_PLAN
         if step.planned:
@@ -243,7 +242,7 @@ class RowTable:
             drafting: the runner's report, `None` if it did not draft.
         """
         step = self._step = self._scheduled.popleft()
-        self._tally = StepTally(drafting=drafting or DraftReport())
+        self._tally = StepTally(drafting=drafting or NO_REPORT)
         self._emitted = 0
         if drafting is not None:
             drafting.complete()
@@ -298,13 +297,27 @@ class RowTable:
         self._rows[request_id].tallies[name].add_verified(drafted, accepted)
         self._tally.tallies[name].add_verified(drafted, accepted)
 
-    def count_emitted(self, request_id: str, tokens: int) -> None:
-        """Counts a row's emitted tokens; the last call of a step for the row."""
-        draft = self._step.verified.get(request_id)
-        name = draft.proposer if draft else NONE
-        self._rows[request_id].add_emitted(tokens, name)
-        self._emitted += tokens
-        self._tally.tallies[name].wire[EMITTED] += tokens
+    def count_outputs(self, outputs: Iterable[Any]) -> None:
+        """Counts the tokens that rows emitted in the step, and attaches their statistics.
+
+        Args:
+            outputs: vLLM's `EngineCoreOutput`. One that may be the last that is read of a request
+                gets its statistics.
+        """
+        for output in outputs:
+            request_id = output.request_id
+            row = self._rows.get(request_id)
+            is_last = row is None
+            if row is None and (row := self._ended.get(request_id)) is None:
+                continue
+            if tokens := len(output.new_token_ids):
+                draft = self._step.verified.get(request_id)
+                name = draft.proposer if draft else NONE
+                row.add_emitted(tokens, name)
+                self._emitted += tokens
+                self._tally.tallies[name].wire[EMITTED] += tokens
+            if is_last or row.streams_stats:
+                output.kv_transfer_params = row.to_wire()
 
     def end_count(self, size: StepSize, ready_s: float | None = None) -> None:
         """Ends the counts of a step; the planner learns from it.
@@ -312,7 +325,7 @@ class RowTable:
         Args:
             ready_s: when its tokens were there, by `time.perf_counter`; `None` is now.
         """
-        ended_ids, self._ended_ids = self._ended_ids, []
+        ended_ids, self._ended = [*self._ended], {}
         outcomes, self._draft_outcomes = self._draft_outcomes, []
         end_s = time.perf_counter() if ready_s is None else ready_s
         # A step that was scheduled early has run since the one before it ended.
@@ -349,17 +362,8 @@ class RowTable:
             self._next_snapshot = now_s + SNAPSHOT_INTERVAL_S
             tally.evidence = self.planner.snapshot()
 
-    def attach_stats(self, outputs: Iterable[Any]) -> None:
-        """Sets the statistics of every row that streams them on vLLM's `EngineCoreOutput`."""
-        for output in outputs:
-            row = self._rows.get(output.request_id)
-            if row is not None and row.streams_stats:
-                output.kv_transfer_params = row.to_wire()
-
-    def step_stats(self, grammars: CompiledGrammars = NO_GRAMMARS) -> dict[str, Any] | None:
-        """The report of the step that was counted last; `None` before the first one."""
-        if not self._step.started_s:
-            return None
+    def step_stats(self, grammars: CompiledGrammars = NO_GRAMMARS) -> dict[str, Any]:
+        """The report of the step that was counted last."""
         self._tally.grammars = grammars
         return self._tally.to_wire()
 

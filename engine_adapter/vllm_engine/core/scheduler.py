@@ -39,13 +39,17 @@ class SchedulerHooks:
     """Mixed into vLLM's scheduler: one method for each of vLLM's that Specgate overrides.
 
     Attributes:
+        drafts_late: the drafts of a plan are made after the next step is scheduled.
         row_table: the live requests.
     """
 
+    drafts_late = False
     row_table: RowTable
-    _step_size: StepSize | None = None
-    _ready_s: float | None = None
+    max_num_scheduled_tokens: int
+    _budget: int
+    _budget_of_one: int
     _failures: dict[str, str]
+    _slow_rows: SlowRows
 
     def add_request(self, request: Any) -> None:
         """Gives the request a row with its spec method."""
@@ -57,43 +61,58 @@ class SchedulerHooks:
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedules as vLLM does, then attaches the draft plan and what drafting needs to know."""
+        """Schedules as vLLM does, then attaches the draft plan and what drafting needs to know.
+
+        The rows that `SlowRows` sets aside are left out. A long prompt is read in parts while its
+        request is alone, too: vLLM would read it whole, and a request that arrives in that step
+        would wait for all of it.
+        """
+        self._slow_rows.set_aside(
+            self.running, others_wait=bool(self.waiting), drops_drafts=not self.drafts_late
+        )
+        is_alone = sum(self.get_request_counts()) <= 1
+        self.max_num_scheduled_tokens = self._budget_of_one if is_alone else self._budget
         self.row_table.start_step()
         output = super().schedule(*args, **kwargs)
-        slow: set[str] = set()
-        if output.has_structured_output_requests:
-            slow = slow_constraints(map(self.requests.__getitem__, output.num_scheduled_tokens))
+        self._plan(output)
+        return output
+
+    def _plan(self, output: Any) -> None:
+        """Attaches the plan to vLLM's `SchedulerOutput`."""
+        is_constrained = output.has_structured_output_requests
+        requests = map(self.requests.__getitem__, output.num_scheduled_tokens)
         output.specgate_plan = self.row_table.plan(
             output.num_scheduled_tokens,
             output.scheduled_spec_decode_tokens,
             self.requests,
             len(self.waiting),
             without_kv(output) & self.requests.keys(),
-            slow,
+            slow_constraints(requests) if is_constrained else (),
         )
         output.specgate_quarantined = self.row_table.quarantine.names
         output.specgate_constraints = {}
-        if output.specgate_plan and output.has_structured_output_requests:
+        if output.specgate_plan and is_constrained:
             output.specgate_constraints = constraint_starts(
                 self.structured_output_manager,
                 map(self.requests.__getitem__, output.num_scheduled_tokens),
             )
-        return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Counts the step, and attaches their statistics to outputs that may be the last read."""
-        drafting = getattr(model_runner_output, "specgate_report", None)
-        self.row_table.start_count(drafting)
-        num_drafts = self._count_drafts(scheduler_output)
-        self._step_size = step_size(scheduler_output, num_drafts)
-        self._ready_s = getattr(model_runner_output, "specgate_ready_s", None)
+        """Counts the step. Its report leaves in the field for a KV connector's statistics."""
+        table, drafting = self.row_table, getattr(model_runner_output, "specgate_report", None)
+        table.start_count(drafting)
+        size = step_size(scheduler_output, self._count_drafts(scheduler_output))
         if drafting is not None:
             count_draft_times(self.requests, drafting.constraint_times)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
-            self.row_table.attach_stats(client.outputs)
+            table.count_outputs(client.outputs)
             self._attach_failures(client.outputs)
         self._failures.clear()
+        table.end_count(size, getattr(model_runner_output, "specgate_ready_s", None))
+        for client in outputs.values():
+            if (stats := client.scheduler_stats) is not None:  # one client's, if vLLM makes any
+                stats.kv_connector_stats = table.step_stats(process_store().usage)
         return outputs
 
     def _count_drafts(self, scheduler_output: Any) -> int:
@@ -121,17 +140,12 @@ class SchedulerHooks:
             request_id,
         )
 
-    def _update_request_with_output(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        emitted, stopped = super()._update_request_with_output(request, *args, **kwargs)
-        self.row_table.count_emitted(request.request_id, len(emitted))
-        return emitted, stopped
-
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         if (failure := failure_of(request)) is not None:
             self._failures[request.request_id] = failure
             forget_constraint(request)
-        _, ec_transfer_params = super()._free_request(request, *args, **kwargs)
-        return self.row_table.free(request.request_id), ec_transfer_params
+        self.row_table.free(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
 
     def _attach_failures(self, outputs: Iterable[Any]) -> None:
         """Tells the gateway why constraints have ended their requests."""
@@ -143,25 +157,9 @@ class SchedulerHooks:
                     # brings the failure there.
                     output.error = None
 
-    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's statistics, with the step's report in the field of a KV connector's.
-
-        `update_from_output` calls it last, when all rows are counted.
-        """
-        if self._step_size is not None:
-            self.row_table.end_count(self._step_size, self._ready_s)
-            self._step_size = None
-        stats = super().make_stats(*args, **kwargs)
-        if stats is not None:
-            stats.kv_connector_stats = self.row_table.step_stats(process_store().usage)
-        return stats
-
 
 class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
     """The scheduler class for vLLM's `scheduler_cls`."""
-
-    drafts_late = False
-    max_num_scheduled_tokens: int
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -193,19 +191,6 @@ class SpecgateScheduler(SchedulerHooks, compat.Scheduler):
             self.scheduler_config, self._budget, 1 + self.num_spec_tokens
         )
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedules, without the rows that `SlowRows` sets aside.
-
-        A long prompt is read in parts while its request is alone, too. vLLM reads it whole then,
-        and a request that arrives in that step waits for all of it.
-        """
-        self._slow_rows.set_aside(
-            self.running, others_wait=bool(self.waiting), drops_drafts=not self.drafts_late
-        )
-        is_alone = sum(self.get_request_counts()) <= 1
-        self.max_num_scheduled_tokens = self._budget_of_one if is_alone else self._budget
-        return super().schedule(*args, **kwargs)
-
 
 class SpecgateAsyncScheduler(SpecgateScheduler, compat.AsyncScheduler):
     """The scheduler class for asynchronous scheduling.
@@ -216,14 +201,12 @@ class SpecgateAsyncScheduler(SpecgateScheduler, compat.AsyncScheduler):
 
     drafts_late = True
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedules; each row gets places for the drafts of its plan."""
-        output = super().schedule(*args, **kwargs)
+    def _plan(self, output: Any) -> None:
+        super()._plan(output)
         for request_id in output.num_scheduled_tokens:
             request = self.requests[request_id]
             if not request.is_prefill_chunk:
                 request.spec_token_ids = [-1] * self.row_table.draft_places(request_id)
-        return output
 
     def _count_drafts(self, scheduler_output: Any) -> int:
         """The drafts that a step has verified; tells vLLM which of the places had none."""

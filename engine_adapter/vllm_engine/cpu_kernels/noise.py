@@ -42,6 +42,12 @@ def _mix(state: Any, key: Any) -> Any:
 
 
 @machine_code
+def _seed(seed: Any, steps: Any, row: Any) -> Any:
+    """The seed of a row, with its step if there are steps."""
+    return seed if steps is None else seed ^ steps[row]
+
+
+@machine_code
 def _prefix(seed: Any, position: Any, domain: Any) -> Any:
     """The hash's state before the token, which is that of the whole row."""
     seed, position = _U(seed), _U(position)
@@ -134,6 +140,7 @@ def gumbel_sample(
         PER_TOKEN_COL: see `logits_cache_col`.
         BY_STEP: whether a draft's column is mixed into its seed, as since vLLM 0.33.
     """
+    steps = None
     if logits_cache is not None:
         assert logits_cache_source is not None
         assert logits_cache_col is not None
@@ -141,46 +148,12 @@ def gumbel_sample(
         column = logits_cache_col[real] if PER_TOKEN_COL else logits_cache_col
         requests = expanded_idx_mapping[real].long()
         logits_cache[requests, column, :vocab_size] = logits_cache_source[real]
+        if BY_STEP:
+            steps = logits_cache_col.long().expand(len(logits)) << 32
+    noised_argmax = _noised_argmax_64 if USE_FP64 else _noised_argmax
     noised_argmax(
-        *(local_argmax, local_max, logits, expanded_idx_mapping, seeds, pos, temp),
-        *(BLOCK_SIZE, USE_FP64, DRAFT_SALT if IS_DRAFTING else 0, APPLY_TEMPERATURE),
-        logits_cache_col if BY_STEP and logits_cache is not None else None,
-    )
-
-
-def noised_argmax(
-    local_argmax: torch.Tensor,
-    local_max: torch.Tensor,
-    logits: torch.Tensor,
-    requests: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    temperatures: torch.Tensor,
-    block_size: int,
-    wide: bool,
-    salt: int = 0,
-    divide: bool = False,
-    steps: torch.Tensor | None = None,
-) -> None:
-    """Finds the token of each block whose logit and noise are most, as `gumbel_sample` does.
-
-    Args:
-        local_argmax, local_max, logits: see `gumbel_sample`.
-        requests, seeds, positions, temperatures: `expanded_idx_mapping`, `seeds`, `pos` and `temp`
-            there.
-        block_size: tokens of a block.
-        wide: whether noise and sums have 64 bits.
-        salt: is added to the positions.
-        divide: whether the logits are to be divided by the temperature.
-        steps: int, one or [L], is mixed into the seeds.
-    """
-    shifted_steps = positions.new_zeros(len(logits))
-    if steps is not None:
-        shifted_steps.copy_(steps).bitwise_left_shift_(32)
-    noised = _noised_argmax_64 if wide else _noised_argmax
-    noised(
-        *(local_argmax, local_max, logits.float(), requests, seeds, shifted_steps, positions),
-        *(temperatures, block_size, salt, divide),
+        *(local_argmax, local_max, logits.float(), expanded_idx_mapping, seeds, steps, pos, temp),
+        *(BLOCK_SIZE, DRAFT_SALT if IS_DRAFTING else 0, APPLY_TEMPERATURE),
     )
 
 
@@ -191,7 +164,7 @@ def _noised_argmax(
     logits: Array,
     requests: Array,
     seeds: Array,
-    steps: Array,
+    steps: Array | None,
     positions: Array,
     temperatures: Array,
     block_size: int,
@@ -203,8 +176,8 @@ def _noised_argmax(
         request = requests[row]
         temperature = temperatures[request] if request >= 0 else np.float32(0)
         noisy = temperature != 0
-        seed = seeds[request] ^ steps[row] if noisy else steps[row]
-        prefix = _prefix(seed, positions[row] + salt, _U(0)) if noisy else _U(0)
+        seed = _seed(seeds[request], steps, row) if noisy else 0
+        prefix = _prefix(seed, positions[row] + salt, _U(0))
         for block in range(argmax.shape[1]):
             first_token = block * block_size
             values = logits[row, first_token : first_token + block_size]
@@ -231,7 +204,7 @@ def _noised_argmax_64(
     logits: Array,
     requests: Array,
     seeds: Array,
-    steps: Array,
+    steps: Array | None,
     positions: Array,
     temperatures: Array,
     block_size: int,
@@ -246,7 +219,7 @@ def _noised_argmax_64(
         divisor = temperature if noisy and divide else np.float32(1)
         low = high = _U(0)
         if noisy:
-            seed = seeds[request] ^ steps[row]
+            seed = _seed(seeds[request], steps, row)
             low = _prefix(seed, positions[row] + salt, _U(0))
             high = _prefix(seed, positions[row] + salt, _DOMAIN_HIGH)
         for block in range(argmax.shape[1]):

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_adapter.proposers.machine_code import machine_code
+
 
 class RowBlocks:
     """The blocks of every row in one KV cache group; vLLM's and their mirror.
@@ -171,15 +173,29 @@ class RequestRows:
             emitted: [R, width].
             counts: int [R], how many tokens of each of the R rows of `emitted` were emitted.
         """
-        self._num_computed[rows] = self.num_computed_before(rows)
-        if emitted.shape[1] == 1 and counts.all():
-            self.token_ids_cpu[rows, self.num_tokens_no_spec[rows]] = emitted[:, 0]
-        else:
-            place = np.arange(emitted.shape[1])
-            is_emitted = place < counts[:, None]
-            position = self.num_tokens_no_spec[rows, None] + place
-            self.token_ids_cpu[rows.repeat(counts), position[is_emitted]] = emitted[is_emitted]
-        self.num_tokens_no_spec[rows] += counts
         num_sampled = np.zeros(len(self.num_tokens_no_spec), np.int64)
-        num_sampled[rows] = counts
+        _append(
+            *(self.token_ids_cpu, self.num_tokens_no_spec, self._num_computed, num_sampled),
+            *(self._states.num_computed_tokens_np, rows, emitted, counts),
+        )
         return num_sampled
+
+
+@machine_code
+def _append(
+    token_ids: Any,
+    num_tokens: Any,
+    num_computed: Any,
+    num_sampled: Any,
+    num_computed_by_states: Any,
+    rows: Any,
+    emitted: Any,
+    counts: Any,
+) -> None:
+    for place, row in enumerate(rows):
+        length, count = num_tokens[row], counts[place]
+        num_computed[row] = min(num_computed_by_states[row], length - 1)
+        for i in range(count):
+            token_ids[row, length + i] = emitted[place, i]
+        num_tokens[row] += count
+        num_sampled[row] = count

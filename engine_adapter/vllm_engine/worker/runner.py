@@ -4,7 +4,7 @@ One step, in the order in which vLLM calls the hooks (`EngineCore.step`, then `p
 
     core    SpecgateScheduler.schedule              PLAN    proposer and k of each row
     worker  RunnerHooks.finish_requests             dispatch: ended requests, changed KV blocks
-            RunnerHooks.add_requests, update_requests       the mirrors of tokens and blocks
+            RunnerHooks.update_requests             the mirrors of tokens and blocks
             (forward pass of the target: new tokens, and the drafts of the step before)
             RunnerHooks.sample_tokens               calls these:
                 .sample                             VERIFY  ExactMatch.__call__
@@ -64,7 +64,8 @@ class RunnerHooks:
     Attributes:
         drafter: the dispatch.
         input_batch: what dispatch reads of the live requests.
-        requests: request id -> vLLM's `NewRequestData`, which has its sampling parameters.
+        requests: request id -> vLLM's `NewRequestData`, which has its sampling parameters, of those
+            that have not ended.
         draft_noise: the noise with which drafts are sampled; once the target is loaded.
     """
 
@@ -167,23 +168,15 @@ class RunnerHooks:
             self.lora_state.drafts = scheduler_output.scheduled_spec_decode_tokens
         self.drafter.observe(scheduler_output)
         super().finish_requests(scheduler_output)
-
-    def _remove_request(self, req_id: str) -> bool:
-        self.requests.pop(req_id, None)
-        self._drafts.forget(req_id)
-        was_present: bool = super()._remove_request(req_id)
-        return was_present
-
-    def add_requests(self, scheduler_output: Any) -> None:
-        """Adds new and resumed requests as vLLM does, and mirrors their tokens."""
-        super().add_requests(scheduler_output)
-        new = scheduler_output.scheduled_new_reqs
-        self.requests |= {request.req_id: request for request in new}
-        self.input_batch.add(new)
+        for request_id in scheduler_output.finished_req_ids:
+            self.requests.pop(request_id, None)
 
     def update_requests(self, scheduler_output: Any) -> None:
-        """Updates running requests as vLLM does, and mirrors their blocks."""
+        """Updates running requests as vLLM does; mirrors their blocks, and what vLLM has added."""
         super().update_requests(scheduler_output)
+        added = scheduler_output.scheduled_new_reqs  # resumed ones are among them
+        self.requests |= {request.req_id: request for request in added}
+        self.input_batch.add(added)
         self.input_batch.add_blocks(scheduler_output.scheduled_cached_reqs)
 
     # -- verify and draft --------------------------------------------------------------------

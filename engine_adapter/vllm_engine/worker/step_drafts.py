@@ -122,9 +122,6 @@ class StepDrafts:
         """Whether the scheduler reads the drafts of a request, and not their number alone."""
         return True
 
-    def forget(self, request_id: str) -> None:
-        """Drops what waits for a request whose row is free now."""
-
     def _draft(self, step: VerifiedStep, ended_ids: Set[str]) -> torch.Tensor | None:
         """The drafts for the rows of a step, but not for requests that have ended since.
 
@@ -206,6 +203,8 @@ class LateStepDrafts(StepDrafts):
         ended_ids |= {request.req_id for request in scheduler_output.scheduled_new_reqs}
         for pending in self._pending:
             pending.ended_ids |= ended_ids
+        for request_id in ended_ids:
+            self._waiting.pop(request_id, None)
         self.report, self.drafts = None, {}
         if not scheduler_output.total_num_scheduled_tokens:
             return scheduler_output  # vLLM runs nothing, and no report would reach the scheduler
@@ -262,10 +261,6 @@ class LateStepDrafts(StepDrafts):
             np.arange(len(num_drafts)),
             step.num_rejected,
         )
-
-    def forget(self, request_id: str) -> None:
-        """See `StepDrafts.forget`."""
-        self._waiting.pop(request_id, None)
 
     def _reads_drafts(self, request_id: str) -> bool:
         return self._is_constrained(request_id)

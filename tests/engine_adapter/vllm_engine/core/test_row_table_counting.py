@@ -1,13 +1,11 @@
 """The counts of each request and step, and their way out."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from engine_adapter.seam.counts import ProposerCounts, StepKind
 from engine_adapter.seam.types import NONE, PLAIN
-from engine_adapter.vllm_engine.wire import decode_step
-from tests.engine_adapter.vllm_engine.support.row_steps import DRAFT, RowSteps
+from engine_adapter.vllm_engine.wire import decode_request
+from tests.engine_adapter.vllm_engine.support.row_steps import DRAFT, RowSteps, output
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def test_a_step_without_drafts_is_not_credited_to_the_proposer(rows: RowSteps) -
     rows.admit("r")
     for _ in range(3):
         rows.step(r=(0, 0))
-        report = decode_step(rows.table.step_stats() or {})
+        report = rows.sent()
         assert report.verified == {NONE: ProposerCounts(emitted=1)}
     assert rows.end("r").by_proposer == {}
 
@@ -64,7 +62,7 @@ def test_rows_of_one_step_are_counted_separately_and_summed(rows: RowSteps) -> N
     rows.admit("d")
     rows.step(a=(0, 0), b=(0, 0), c=(0, 0), d=(0, 0))
     rows.step(a=(5, 2), b=(4, 0), c=(0, 0), d=(3, 3))
-    report = decode_step(rows.table.step_stats() or {})
+    report = rows.sent()
     assert report.verified == {
         "ngram": ProposerCounts(2, 8, 5, (2, 2, 1), 7),
         "small": ProposerCounts(1, 4, 0, (), 1),
@@ -78,32 +76,36 @@ def test_a_request_that_ends_takes_its_statistics_and_its_row_along(rows: RowSte
     rows.admit("r")
     rows.step(r=(0, 0))
     rows.step(r=(5, 5))
-    assert rows.end("r").by_proposer["ngram"].accepted == 5
-    assert rows.table.free("r") is None
+    rows.plan("r", verified=("r",))
+    rows.count({"r": (5, 5)}, ends=["r"])
+    stats = decode_request(rows.outputs[0].kv_transfer_params)
+    assert stats is not None
+    assert stats.by_proposer["ngram"] == ProposerCounts(2, 10, 10, (2,) * 5, 12)
+    assert stats.decode_tokens == 12
+    late = output("r", 1)
+    rows.table.count_outputs([late])
+    assert late.kv_transfer_params is None
 
 
 def test_a_request_without_a_row_ends_without_statistics(rows: RowSteps) -> None:
-    assert rows.table.free("unknown") is None
+    rows.table.free("unknown")
+    last = output("unknown", 1)
+    rows.table.count_outputs([last])
+    assert last.kv_transfer_params is None
 
 
 def test_only_rows_that_stream_their_statistics_have_them_on_every_output(rows: RowSteps) -> None:
     rows.admit("plain")
     rows.admit("stops", streams_stats=True)
-    outputs = [
-        SimpleNamespace(request_id=name, kv_transfer_params=None)
-        for name in ("plain", "stops", "gone")
-    ]
     rows.step(plain=(0, 0), stops=(0, 0))
-    rows.table.attach_stats(outputs)
-    assert [output.kv_transfer_params is not None for output in outputs] == [False, True, False]
+    assert [last.kv_transfer_params is not None for last in rows.outputs] == [False, True]
 
 
 def test_a_steps_report_exists_when_its_outputs_have_arrived(rows: RowSteps) -> None:
     rows.admit("r")
     rows.plan("r")
-    assert rows.table.step_stats() is None
     rows.count({"r": (0, 0)})
-    report = decode_step(rows.table.step_stats() or {})
+    report = rows.sent()
     assert report.kind is StepKind.DECODE
     assert 0 < report.seconds < 60
 

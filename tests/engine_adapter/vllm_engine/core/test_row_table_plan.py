@@ -5,7 +5,6 @@ import pytest
 from engine_adapter.seam.types import PLAIN, SpecMethod
 from engine_adapter.vllm_engine.core.quarantine import MAX_FAULTS
 from engine_adapter.vllm_engine.core.row_table import draft_budget
-from engine_adapter.vllm_engine.wire import decode_step
 from tests.engine_adapter.vllm_engine.support.row_steps import (
     CONTEXT,
     DRAFT,
@@ -93,11 +92,11 @@ def test_a_proposer_that_fails_repeatedly_is_no_longer_planned(rows: RowSteps) -
     for _ in range(MAX_FAULTS - 1):
         assert set(rows.plan("a", "b").drafts) == {"a", "b"}
         rows.count({}, faults=("ngram",))
-        report = decode_step(rows.table.step_stats() or {})
+        report = rows.sent()
         assert (report.faults, report.quarantined) == ({"ngram": "broken"}, ())
     assert set(rows.plan("a", "b").drafts) == {"a", "b"}
     rows.count({}, faults=("ngram",))
-    assert decode_step(rows.table.step_stats() or {}).quarantined == ("ngram",)
+    assert rows.sent().quarantined == ("ngram",)
     assert set(rows.plan("a", "b").drafts) == {"b"}
     assert rows.table.quarantine.names == {"ngram"}
 

@@ -33,13 +33,18 @@ class ToyScheduler:
 
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
+        self.running: list[Any] = []
         self.waiting: list[Any] = []
         self.next_output: Any = None
         self.next_results: dict[str, tuple[int, int]] = {}
+        self.next_ends: list[Any] = []
         self.log_stats = True
 
     def add_request(self, request: Any) -> None:
         self.requests[request.request_id] = request
+
+    def get_request_counts(self) -> tuple[int, int]:
+        return len(self.requests), 0
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         return self.next_output
@@ -56,12 +61,15 @@ class ToyScheduler:
                     request_id=name,
                 )
                 assert made == ("vllm's", drafted, accepted)
-            tokens, stopped = self._update_request_with_output(
-                self.requests[name], [7] * (accepted + 1), is_stale=False
-            )
-            assert (len(tokens), stopped) == (accepted + 1, False)
             outputs.append(self.output_of(name))
-        return {0: SimpleNamespace(outputs=outputs, scheduler_stats=self.make_stats())}
+            outputs[-1].new_token_ids = [7] * (accepted + 1)
+        for ended in self.next_ends:
+            assert self._free_request(ended, delay_free_blocks=True) == (None, "ec")
+        stats = SimpleNamespace(kv_connector_stats=None) if self.log_stats else None
+        return {
+            0: SimpleNamespace(outputs=outputs, scheduler_stats=stats),
+            1: SimpleNamespace(outputs=[], scheduler_stats=None),
+        }
 
     def output_of(self, request_id: str) -> Any:
         return SimpleNamespace(request_id=request_id, kv_transfer_params=None)
@@ -76,29 +84,23 @@ class ToyScheduler:
     ) -> Any:
         return "vllm's", num_draft_tokens, num_accepted_tokens
 
-    def _update_request_with_output(
-        self, request: Any, new_token_ids: list[int], is_stale: bool = False
-    ) -> tuple[list[int], bool]:
-        return new_token_ids, False
-
     def _free_request(self, request: Any, delay_free_blocks: bool = False) -> Any:
-        return {"theirs": 1}, "ec"
-
-    def make_stats(self) -> Any:
-        return SimpleNamespace(kv_connector_stats=None) if self.log_stats else None
+        return None, "ec"
 
 
 @pytest.fixture
 def scheduler() -> Any:
     """The hooks over a toy scheduler."""
     from engine_adapter.vllm_engine.core.scheduler import SchedulerHooks
+    from engine_adapter.vllm_engine.core.slow_rows import SlowRows
 
     class HookedToy(SchedulerHooks, ToyScheduler):
         pass
 
     hooked = HookedToy()
     hooked.row_table = RowTable(planner(), CONTEXT)
-    hooked._failures = {}
+    hooked._failures, hooked._slow_rows = {}, SlowRows()
+    hooked._budget, hooked._budget_of_one = 100, 10
     return hooked
 
 
@@ -149,17 +151,16 @@ def test_a_request_is_planned_counted_and_freed(scheduler: Any) -> None:
     assert output.specgate_plan.drafts == {"r": NGRAM}
     assert output.specgate_constraints == {}
     assert output.specgate_quarantined == frozenset()
+    scheduler.next_ends = [scheduler.requests["r"]]
     sent = run_step(scheduler, scheduled({"r": 5}), {"r": (5, 2)}, None)
     report = decode_step(sent.scheduler_stats.kv_connector_stats)
     # The grammar had made one of the five drafts invalid.
     assert report.verified == {"ngram": ProposerCounts(1, 4, 2, (1, 1), 3)}
     assert report.kind is StepKind.VERIFY
     assert 0 < report.seconds < 60
-    wire, ec = scheduler._free_request(scheduler.requests["r"], delay_free_blocks=True)
-    stats = decode_request(wire)
+    stats = decode_request(sent.outputs[0].kv_transfer_params)
     assert stats is not None
     assert stats.by_proposer == report.verified
-    assert ec == "ec"
 
 
 def test_what_constraints_take_at_drafts_is_counted(scheduler: Any) -> None:
@@ -179,7 +180,8 @@ def test_what_constraints_take_at_drafts_is_counted(scheduler: Any) -> None:
 
 
 def test_a_request_that_was_never_added_is_freed_without_statistics(scheduler: Any) -> None:
-    assert scheduler._free_request(arriving("unknown")) == (None, "ec")
+    scheduler.next_ends = [arriving("unknown")]
+    assert run_step(scheduler, scheduled({}), {}, None).outputs == []
 
 
 def failing(request_id: str, grammar: Any) -> Any:
@@ -205,15 +207,7 @@ def test_the_reason_of_a_failed_constraint_leaves_with_the_requests_last_output(
     scheduler.add_request(arriving("r"))
     scheduler.add_request(arriving("s"))
     scheduler._failures = {"earlier": "another"}
-    freed = []
-
-    def end_both(request_id: str, emitted: int) -> None:
-        if not freed:
-            freed.append(request_id)
-            scheduler._free_request(failing("r", grammar))
-            scheduler._free_request(failing("s", SimpleNamespace(failure=None)))
-
-    scheduler.row_table.count_emitted = end_both
+    scheduler.next_ends = [failing("r", grammar), failing("s", SimpleNamespace(failure=None))]
     results = {"r": (0, 0), "s": (0, 0)}
     sent = run_step(scheduler, scheduled({}, "r", "s"), results, None).outputs
     failures = [decode_failure(output.kv_transfer_params) for output in sent]
@@ -238,7 +232,6 @@ def test_the_runners_report_and_its_faults_leave_with_the_step(scheduler: Any) -
 
 
 def test_what_a_policy_did_leaves_with_its_own_step(scheduler: Any) -> None:
-    """vLLM asks for the statistics before `update_from_output` ends."""
     scheduler.add_request(arriving("r", SpecMethod("load", 5)))
     work = [("ngram", DraftTime(1e-7, 1, 5, 5, 0))]
     sent = run_step(scheduler, scheduled({}, "r"), {"r": (0, 0)}, DraftReport(work=work))
@@ -278,10 +271,6 @@ def test_requests_with_stop_strings_and_those_that_ask_stream_their_statistics(
     sent = run_step(scheduler, scheduled({}, "plain", "stops", "asks"), results, None)
     attached = {o.request_id for o in sent.outputs if o.kv_transfer_params is not None}
     assert attached == {"stops", "asks"}
-
-
-def test_statistics_before_the_first_step_have_no_report(scheduler: Any) -> None:
-    assert scheduler.make_stats().kv_connector_stats is None
 
 
 def test_without_vllms_statistics_there_is_no_report(scheduler: Any) -> None:

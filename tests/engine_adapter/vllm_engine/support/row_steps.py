@@ -47,11 +47,13 @@ class RowSteps:
     Attributes:
         table: the table under test.
         requests: request id -> vLLM's request.
+        outputs: of the newest step that was counted.
     """
 
     def __init__(self, used: Planner | None = None, *, drafts_late: bool = False) -> None:
         self.table = RowTable(used or planner(), CONTEXT, drafts_late)
         self.requests: dict[str, Any] = {}
+        self.outputs: list[Any] = []
 
     def admit(
         self,
@@ -98,11 +100,13 @@ class RowSteps:
         for name, (drafted, accepted) in outcomes.items():
             if drafted:
                 self.table.count_verified(name, drafted, accepted)
-            self.table.count_emitted(name, accepted + 1)
             self.requests[name].num_output_tokens += accepted + 1
             self.requests[name].num_tokens += accepted + 1
         for name in ends:
-            self.end(name)
+            self.table.free(name)
+            del self.requests[name]
+        self.outputs = [output(name, accepted + 1) for name, (_, accepted) in outcomes.items()]
+        self.table.count_outputs(self.outputs)
         drafts = sum(drafted for drafted, _ in outcomes.values())
         self.table.end_count(StepSize(kind, len(outcomes), len(outcomes) + drafts, drafts))
 
@@ -119,11 +123,21 @@ class RowSteps:
 
     def sent(self) -> StepReport:
         """The step's report, as the gateway reads it."""
-        return decode_step(self.table.step_stats() or {})
+        return decode_step(self.table.step_stats())
 
     def end(self, request_id: str) -> SpecStats:
-        """The request ends; its statistics."""
+        """The request ends without another token; its statistics."""
         del self.requests[request_id]
-        stats = decode_request(self.table.free(request_id))
+        self.table.free(request_id)
+        last = output(request_id, 0)
+        self.table.count_outputs([last])
+        stats = decode_request(last.kv_transfer_params)
         assert stats is not None
         return stats
+
+
+def output(request_id: str, tokens: int) -> Any:
+    """vLLM's `EngineCoreOutput` with so many tokens."""
+    return SimpleNamespace(
+        request_id=request_id, new_token_ids=[7] * tokens, kv_transfer_params=None
+    )

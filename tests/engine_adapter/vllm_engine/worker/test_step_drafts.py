@@ -255,10 +255,10 @@ def test_a_row_that_waits_keeps_its_drafts_for_a_later_step(late: LateStepDrafts
     assert late.report is None
 
 
-def test_drafts_of_a_row_that_is_free_are_dropped(late: LateStepDrafts) -> None:
+def test_drafts_of_a_request_that_has_ended_are_dropped(late: LateStepDrafts) -> None:
     late.draft_after(verified())
     late.begin_step(scheduled({"b": 1}))
-    late.forget("a")
+    late.begin_step(scheduled({}, ended=("a",)))
     assert late.begin_step(scheduled({"a": 4})).num_scheduled_tokens == {"a": 1}
 
 

@@ -308,6 +308,9 @@ SURE = proposer("sure", draft_sampling="probabilistic", min_confidence=0.5)
 
 @pytest.mark.needs_vllm
 def test_a_gate_follows_the_logits_and_not_the_temperature_or_the_token_that_is_drawn() -> None:
+    from engine_adapter.vllm_engine.patches.v2_kernels import patch_v2_kernels
+
+    patch_v2_kernels()
     runner: Any = Runner()
     store = new_store(runner)
     store.add_proposer(SURE)
