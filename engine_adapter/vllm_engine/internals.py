@@ -173,7 +173,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     "V2Sampler": (
         *("req_states", "sampling_states", "logits_processors"),
-        *("apply_sampling_params", "use_fp64_gumbel"),
+        *("apply_sampling_params", "needs_logits_processing", "use_fp64_gumbel"),
     ),
     "vllm.v1.worker.gpu.sample.states:SamplingStates": (
         *("temperature", "top_k", "top_p", "min_p", "apply_min_p", "seeds"),

@@ -93,6 +93,8 @@ class RuleSampler(compat.V2Sampler):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens, int64 [P], and the logits [P, V] after all options, as vLLM's."""
+        if self._is_plain(idx_mapping_np):
+            return logits.argmax(dim=1), logits
         rows = expanded_idx_mapping, idx_mapping, idx_mapping_np, pos
         if self.rule is None:
             plain: tuple[torch.Tensor, torch.Tensor] = super().sample(
@@ -114,6 +116,15 @@ class RuleSampler(compat.V2Sampler):
             use_fp64=self.use_fp64_gumbel,
         )
         return tokens, processed
+
+    def _is_plain(self, rows: npt.NDArray[np.integer[Any]]) -> bool:
+        """Whether all rows are greedy without other options, so that no kernel is needed.
+
+        vLLM's kernels would take the first of the highest logits too, in ten times the time on a
+        CPU.
+        """
+        temperatures = self.sampling_states.temperature.np[rows]
+        return not (self.needs_logits_processing[rows].any() or temperatures.any())
 
 
 def row_ranges(
