@@ -51,11 +51,10 @@ class HostCopy:
     """
 
     def __init__(self, *tensors: torch.Tensor) -> None:
-        device = tensors[0].device
         self._copies, self._ready = tensors, None
-        if device.type != "cpu":
+        if not tensors[0].is_cpu:
             self._copies = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
-            self._ready = torch.Event(device)
+            self._ready = torch.Event(tensors[0].device)
             self._ready.record()
 
     def arrays(self) -> list[npt.NDArray[Any]]:

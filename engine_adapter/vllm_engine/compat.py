@@ -141,6 +141,7 @@ NAMES = {
     "triton_utils": "vllm.triton_utils:",
     "CpuPlatform": "vllm.platforms.cpu",
     "V2Sampler": "vllm.v1.worker.gpu.sample.sampler:Sampler",
+    "V2SamplerOutput": "vllm.v1.worker.gpu.sample.output:SamplerOutput",
     "v2_block_table": "vllm.v1.worker.gpu.block_table:",
     "v2_buffer_utils": "vllm.v1.worker.gpu.buffer_utils:",
     "v2_input_batch": "vllm.v1.worker.gpu.input_batch:",

@@ -172,8 +172,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("expanded_idx_mapping", "expanded_local_pos"),
     ),
     "V2Sampler": (
-        *("req_states", "sampling_states", "logits_processors"),
-        *("apply_sampling_params", "needs_logits_processing", "use_fp64_gumbel"),
+        *("req_states", "sampling_states", "logits_processors", "needs_logits_processing"),
+        *("apply_sampling_params", "use_fp64_gumbel", "compute_nans", "trace_replay_state"),
     ),
     "vllm.v1.worker.gpu.sample.states:SamplingStates": (
         *("temperature", "top_k", "top_p", "min_p", "apply_min_p", "seeds"),

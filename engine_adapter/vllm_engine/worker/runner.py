@@ -229,9 +229,10 @@ class RunnerHooks:
         Returns:
             int64 [R, capacity]; any valid token where a row has no draft.
         """
-        total = input_batch.num_tokens
-        aux = [states[:total] for states in auxiliary or ()]
-        self.drafter.store_states(slots, hidden[:total], aux)
+        if self.drafter.host.heads:
+            total = input_batch.num_tokens
+            aux = [states[:total] for states in auxiliary or ()]
+            self.drafter.store_states(slots, hidden[:total], aux)
         step = self._step
         assert step.emitted is not None
         emitted, (num_sampled, num_rejected) = step.emitted, counts

@@ -169,10 +169,10 @@ class StepDrafts:
 
     def _no_drafts(self, count: int) -> torch.Tensor:
         """Those of `count` rows, int64 [count, capacity]. They are only read."""
-        if self._zeros is None or len(self._zeros) < count:
+        if self._zeros is None or self._zeros.shape[0] != count:
             shape = count, self._capacity
             self._zeros = torch.zeros(shape, dtype=torch.int64, device=self._runner.device)
-        return self._zeros[:count]
+        return self._zeros
 
     def _first_samples(self, input_batch: Any) -> npt.NDArray[np.int64]:
         """See `TargetStep`."""

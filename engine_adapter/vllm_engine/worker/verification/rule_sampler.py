@@ -45,6 +45,8 @@ class RuleSampler(compat.V2Sampler):
             logits: [P, V], row after row.
             input_batch: vLLM's `InputBatch`.
         """
+        if self._are_plain(input_batch.idx_mapping_np):
+            return self._greedy_output(logits, input_batch)
         starts = input_batch.cu_num_logits_np
         max_positions = max(MAX_BYTES // (torch.float32.itemsize * logits.shape[1]), 1)
         if len(logits) <= max_positions and not self.drafts:
@@ -60,6 +62,37 @@ class RuleSampler(compat.V2Sampler):
             return outputs[0]
         is_drafted = len(logits) != len(input_batch.idx_mapping_np)
         return joined_outputs(outputs, starts.tolist() if is_drafted else None)
+
+    def _are_plain(self, rows: npt.NDArray[np.integer[Any]]) -> bool:
+        """Whether all rows are greedy, without other options, and only their tokens are needed."""
+        has_options = self.needs_logits_processing[rows].any()
+        return not (
+            has_options
+            or self.sampling_states.temperature.np[rows].any()
+            or self.compute_nans
+            or self.trace_replay_state is not None
+            or self.get_logprobs_dims(rows) is not None
+        )
+
+    def _greedy_output(self, logits: torch.Tensor, batch: Any) -> Any:
+        """The output of plain rows: the first of the highest logits, as vLLM's kernel has it.
+
+        That kernel, and what is gathered for it, take several times as long on a CPU.
+        """
+        num_sampled, num_rejected = compat.v2_input_batch.get_num_sampled_and_rejected(
+            batch.seq_lens.new_ones(batch.num_reqs),
+            batch.seq_lens,
+            batch.cu_num_logits,
+            batch.idx_mapping,
+            self.req_states.prefill_len.gpu,
+        )
+        return compat.V2SamplerOutput(
+            sampled_token_ids=logits.argmax(dim=1, keepdim=True),
+            logprobs_tensors=None,
+            num_nans=None,
+            num_sampled=num_sampled,
+            num_rejected=num_rejected,
+        )
 
     def _sample_part(self, logits: torch.Tensor, batch: Any, begin: int, end: int) -> Any:
         """The output of the rows [begin, end)."""
@@ -93,8 +126,6 @@ class RuleSampler(compat.V2Sampler):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens, int64 [P], and the logits [P, V] after all options, as vLLM's."""
-        if self._is_plain(idx_mapping_np):
-            return logits.argmax(dim=1), logits
         rows = expanded_idx_mapping, idx_mapping, idx_mapping_np, pos
         if self.rule is None:
             plain: tuple[torch.Tensor, torch.Tensor] = super().sample(
@@ -116,15 +147,6 @@ class RuleSampler(compat.V2Sampler):
             use_fp64=self.use_fp64_gumbel,
         )
         return tokens, processed
-
-    def _is_plain(self, rows: npt.NDArray[np.integer[Any]]) -> bool:
-        """Whether all rows are greedy without other options, so that no kernel is needed.
-
-        vLLM's kernels would take the first of the highest logits too, in ten times the time on a
-        CPU.
-        """
-        temperatures = self.sampling_states.temperature.np[rows]
-        return not (self.needs_logits_processing[rows].any() or temperatures.any())
 
 
 def row_ranges(

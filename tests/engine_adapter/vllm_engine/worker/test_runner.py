@@ -23,6 +23,7 @@ class Drafter:
 
     def __init__(self, drafts: dict[int, list[int]]) -> None:
         self.drafts = drafts
+        self.host = SimpleNamespace(heads=["a head"])
         self.stored: list[torch.Tensor] = []
         self.step: Any = None
 

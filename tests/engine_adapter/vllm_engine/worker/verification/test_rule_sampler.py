@@ -55,34 +55,6 @@ def test_log_probabilities_do_not_show_the_rule(
     assert tokens[0] != 5
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"logit_bias": {3: 9.0}}], ids=str)
-def test_a_greedy_row_has_the_first_of_its_highest_logits_whatever_its_neighbour_asks(
-    options: dict[str, Any],
-) -> None:
-    from engine_adapter.vllm_engine.worker.verification.rule_sampler import RuleSampler
-
-    greedy, neighbour = ([1], [2], {}), ([1], [2], options)
-    sampler = sampler_of(V, [greedy, neighbour], RuleSampler)
-    rows = rows_of(sampler, [0, 1])
-    assert sampler._is_plain(rows) == (not options)
-    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(1))
-    logits[0, [2, 5]] = 4.0
-    before = logits.clone()
-    tokens, _ = sampler.sample(
-        logits,
-        torch.from_numpy(rows.repeat([3, 1])),
-        torch.from_numpy(rows),
-        rows,
-        torch.arange(1, 5),
-        torch.tensor([2, 5, 6, 2]),
-        torch.tensor([0, 1, 2, 0], dtype=torch.int32),
-        np.array([4, 2]),
-    )
-    assert tokens.dtype == torch.int64
-    assert tokens[:3].tolist() == [2, *before[1:3].argmax(1).tolist()]
-    assert torch.equal(logits, before)
-
-
 SIZES = [3, 1, 4, 2, 3]
 """Positions of each row: its drafts, and one more."""
 
@@ -115,6 +87,30 @@ def step_of(sampler: Any) -> SimpleNamespace:
         seq_lens=lengths,
         seq_lens_cpu_upper_bound=lengths,
     )
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0}, {"logit_bias": {3: 9.0}}, {"logprobs": 1}], ids=str
+)
+def test_greedy_rows_have_the_first_of_their_highest_logits_whatever_their_neighbour_asks(
+    options: dict[str, Any],
+) -> None:
+    from engine_adapter.vllm_engine.worker.verification.rule_sampler import RuleSampler
+
+    requests: list[Any] = [([1], [2], {}) for _ in SIZES[:-1]]
+    sampler = sampler_of(V, [*requests, ([1], [2], options)], RuleSampler)
+    step = step_of(sampler)
+    logits = torch.randn(sum(SIZES), V, generator=torch.Generator().manual_seed(1))
+    logits[:, 6] = logits[:, 2] = 4.0
+    logits[4] = 7.0
+    output = sampler(logits.clone(), step)
+    assert (output.logprobs_tensors is None) == ("logprobs" not in options)
+    assert output.sampled_token_ids.dtype == torch.int64
+    assert output.sampled_token_ids[: -SIZES[-1], 0].tolist() == [2, 2, 2, 2, 0, *[2] * 5]
+    assert sampler._are_plain(step.idx_mapping_np) == (not options)
+    plain = super(RuleSampler, sampler).__call__(logits.clone(), step)
+    for name in ("sampled_token_ids", "num_sampled", "num_rejected"):
+        assert torch.equal(getattr(output, name), getattr(plain, name)), name
 
 
 @pytest.mark.parametrize("most", [1, 4, 7])
