@@ -211,21 +211,23 @@ class _World:
         self.drafts = [runner._drafts.drafts.get(name, []) for name in names]
         emitted = dict(zip(names, num_sampled.tolist(), strict=True))
         report = runner._drafts.report
-        with self.clock.part("count"):
-            self._count(emitted, verified, report, sum(scheduled.values()))
-
-    def _count(
-        self, emitted: Mapping[str, int], verified: Mapping[str, Any], report: Any, tokens: int
-    ) -> None:
-        table, size = self._table, (len(emitted), tokens, tokens - len(emitted))
-        table.start_count(report)
-        for name, count in emitted.items():
-            if name in verified:
-                table.count_verified(name, len(verified[name]), count - 1)
-        table.count_outputs(
+        outputs = [
             SimpleNamespace(request_id=name, new_token_ids=[0] * count)
             for name, count in emitted.items()
-        )
+        ]
+        with self.clock.part("count"):
+            self._count(outputs, verified, report, sum(scheduled.values()))
+
+    def _count(
+        self, outputs: Sequence[Any], verified: Mapping[str, Any], report: Any, tokens: int
+    ) -> None:
+        table, size = self._table, (len(outputs), tokens, tokens - len(outputs))
+        table.start_count(report)
+        for output in outputs:
+            if drafts := verified.get(output.request_id):
+                accepted = len(output.new_token_ids) - 1
+                table.count_verified(output.request_id, len(drafts), accepted)
+        table.count_outputs(outputs)
         table.end_count(StepSize(StepKind.VERIFY, *size))
         table.step_stats()
 
