@@ -84,6 +84,8 @@ class RequestRows:
         self.num_tokens_no_spec = np.zeros(states.max_num_reqs, np.int32)
         self._num_computed = np.zeros(states.max_num_reqs, np.int32)
         self.block_table = RowTables()
+        # An append of no rows: its code is compiled here, and not in the first step.
+        self.append(np.zeros(0, np.int64), np.zeros((0, 1), np.int64), np.zeros(0, np.int32))
 
     @property
     def req_id_to_index(self) -> Mapping[str, int]:
