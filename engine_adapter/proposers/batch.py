@@ -200,7 +200,7 @@ class DraftCollector:
     """
 
     def __init__(self, count: int) -> None:
-        self._tokens: list[Sequence[int]] = [[] for _ in range(count)]
+        self._tokens: list[Sequence[int]] = [()] * count
         self._probabilities: list[Any] = [None] * count
         self._catchup_tokens = 0
         self._is_sampled = False

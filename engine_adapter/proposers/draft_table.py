@@ -27,6 +27,7 @@ class DraftTable:
     def __init__(self, tokens: Any, *, is_read: bool = True) -> None:
         self.tokens = tokens
         self._copy = HostCopy(tokens) if is_read else None
+        self._lists: list[list[int]] | None = None
 
     def rows(self) -> list["DraftRow"]:
         """The R rows, each with K drafts."""
@@ -39,6 +40,12 @@ class DraftTable:
             self._copy = HostCopy(self.tokens)
         (copied,) = self._copy.arrays()
         return copied
+
+    def lists(self) -> list[list[int]]:
+        """`numpy` as lists."""
+        if self._lists is None:
+            self._lists = self.numpy().tolist()
+        return self._lists
 
 
 class DraftRow(Sequence[int]):
@@ -58,7 +65,7 @@ class DraftRow(Sequence[int]):
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.numpy().tolist())
+        return iter(self.table.lists()[self.row][: self._length])
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -72,8 +79,7 @@ class DraftRow(Sequence[int]):
             if index.stop is None or index.stop >= self._length:
                 return self
             return DraftRow(self.table, self.row, len(range(*index.indices(self._length))))
-        tokens: int | list[int] = self.numpy().tolist()[index]
-        return tokens
+        return self.table.lists()[self.row][: self._length][index]
 
     def __eq__(self, other: object) -> bool:
         """Whether another row, or a list, has the same tokens."""

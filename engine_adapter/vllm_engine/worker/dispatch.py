@@ -350,21 +350,21 @@ class ProposerDispatch:
 
     def _contained(self, name: str, batch: DraftBatch) -> Drafts:
         """A proposer's drafts; none for all rows if it fails, or is quarantined."""
-        no_drafts = Drafts([[] for _ in batch.rows])
         if name in self._quarantined or not len(batch.rows):
-            return no_drafts
+            return Drafts([()] * len(batch.rows))
         try:
             # A shadow's distributions must not replace those of the row's own drafts.
             batch = self.sampled_drafts.with_sampler(name, batch, greedy=self._in_shadow)
             drafts = self.host.proposers[name].propose(batch)
             drafts = validate_drafts(drafts, batch, self.host.target.vocab_size)
-            self._check_distributions(name, drafts)
+            if drafts.probabilities is not None:
+                self._check_distributions(name, drafts)
             drafts = self.sampled_drafts.cut(batch, drafts)
         except torch.AcceleratorError:
             raise
         except Exception as error:
             self._record_fault(name, error, self._report)
-            return no_drafts
+            return Drafts([()] * len(batch.rows))
         if not self._in_shadow:
             self.sampled_drafts.store(name, batch, drafts)
         return drafts

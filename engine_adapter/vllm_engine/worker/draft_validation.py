@@ -21,7 +21,6 @@ from traceback import extract_tb
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, Drafts
@@ -47,12 +46,12 @@ def validate_drafts(drafts: object, batch: DraftBatch, vocab_size: int) -> Draft
         raise BadDrafts(f"returned {type(drafts).__name__} instead of Drafts")
     if type(drafts.catchup_tokens) is not int or drafts.catchup_tokens < 0:
         raise BadDrafts(f"catchup_tokens is {drafts.catchup_tokens!r}, not a count")
-    sizes = np.array([len(row) for row in drafts.tokens], np.int64)
-    if len(sizes) != len(batch.k):
-        raise BadDrafts(f"returned {len(sizes)} rows for a batch of {len(batch.k)}")
-    if (sizes > batch.k).any():
-        i = int((sizes - batch.k).argmax())
-        raise BadDrafts(f"drafted {sizes[i]} tokens for a row with k = {batch.k[i]}")
+    sizes, ks = [len(row) for row in drafts.tokens], batch.k.tolist()
+    if len(sizes) != len(ks):
+        raise BadDrafts(f"returned {len(sizes)} rows for a batch of {len(ks)}")
+    for size, k in zip(sizes, ks, strict=True):
+        if size > k:
+            raise BadDrafts(f"drafted {size} tokens for a row with k = {k}")
     rows = _validate_ids(drafts.tokens, vocab_size)
     probabilities = drafts.probabilities
     if probabilities is not None:
@@ -106,7 +105,10 @@ def describe_error(error: Exception) -> str:
 
 def _validate_ids(tokens: Sequence[Sequence[Any]], vocab_size: int) -> Sequence[Sequence[int]]:
     # A model's are drawn from logits over the vocabulary, and to read them would wait for them.
-    flat = list(chain.from_iterable([row for row in tokens if type(row) is not DraftRow]))
+    lists = [row for row in tokens if type(row) is not DraftRow]
+    if not lists:
+        return tokens
+    flat = list(chain.from_iterable(lists))
     if set(map(type, flat)) == {int}:
         _check_range(min(flat), max(flat), vocab_size)
     elif flat:
@@ -124,7 +126,7 @@ def _check_range(lowest: Any, highest: Any, vocab_size: int) -> None:
 
 
 def _validate_probabilities(
-    probabilities: Sequence[torch.Tensor | None], sizes: npt.NDArray[np.int64], vocab_size: int
+    probabilities: Sequence[torch.Tensor | None], sizes: Sequence[int], vocab_size: int
 ) -> list[torch.Tensor | None]:
     """Checks one entry per row: `None`, or float32 [sizes[i], V], a distribution for each token.
 
@@ -132,7 +134,7 @@ def _validate_probabilities(
     them again.
     """
     present = []
-    for row, size in zip(probabilities, sizes.tolist(), strict=True):
+    for row, size in zip(probabilities, sizes, strict=True):
         if row is not None:
             if tuple(row.shape) != (size, vocab_size):
                 shape = tuple(row.shape)

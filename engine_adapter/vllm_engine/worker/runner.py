@@ -175,6 +175,8 @@ class RunnerHooks:
         """Updates running requests as vLLM does; mirrors their blocks, and what vLLM has added."""
         super().update_requests(scheduler_output)
         added = scheduler_output.scheduled_new_reqs  # resumed ones are among them
+        if added or scheduler_output.finished_req_ids:
+            self.sampler.requests_changed()
         self.requests |= {request.req_id: request for request in added}
         self.input_batch.add(added)
         self.input_batch.add_blocks(scheduler_output.scheduled_cached_reqs)

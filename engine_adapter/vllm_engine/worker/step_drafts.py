@@ -109,7 +109,7 @@ class StepDrafts:
         drafts = self._draft(step, frozenset())
         if drafts is None:
             return self._no_drafts(len(step.input_batch.req_ids))
-        return functional.pad(drafts, (0, self._capacity - drafts.shape[1]))
+        return self._padded(drafts)
 
     def take_draft_token_ids(self) -> Any:
         """The drafts that the scheduler needs, as vLLM's `DraftTokenIds`; `None` for none."""
@@ -135,7 +135,8 @@ class StepDrafts:
         target = TargetStep(
             scheduled=step.scheduled.num_scheduled_tokens,
             num_sampled=num_sampled,
-            first_samples=self._first_samples(batch),
+            rows=rows,
+            starts=batch.cu_num_logits_np,
             sample_places=batch.logits_indices,
             hidden=step.hidden,
         )
@@ -167,18 +168,17 @@ class StepDrafts:
         )
         return num_sampled
 
+    def _padded(self, drafts: torch.Tensor) -> torch.Tensor:
+        """Drafts of R rows with all their places, int64 [R, capacity]."""
+        missing = self._capacity - drafts.shape[1]
+        return functional.pad(drafts, (0, missing)) if missing else drafts
+
     def _no_drafts(self, count: int) -> torch.Tensor:
         """Those of `count` rows, int64 [count, capacity]. They are only read."""
         if self._zeros is None or self._zeros.shape[0] != count:
             shape = count, self._capacity
             self._zeros = torch.zeros(shape, dtype=torch.int64, device=self._runner.device)
         return self._zeros
-
-    def _first_samples(self, input_batch: Any) -> npt.NDArray[np.int64]:
-        """See `TargetStep`."""
-        positions = np.zeros(len(self._runner.input_batch.num_tokens_no_spec), np.int64)
-        positions[input_batch.idx_mapping_np] = input_batch.cu_num_logits_np[:-1]
-        return positions
 
 
 class LateStepDrafts(StepDrafts):
@@ -227,8 +227,7 @@ class LateStepDrafts(StepDrafts):
         self._pending.append(PendingStep(step, lookup))
         if lookup is None:
             return self._no_drafts(len(step.input_batch.req_ids))
-        tokens = lookup.table.tokens
-        return functional.pad(tokens, (0, self._capacity - tokens.shape[1]))
+        return self._padded(lookup.table.tokens)
 
     def _draft_early(self, step: VerifiedStep) -> EarlyLookup | None:
         """Drafts that need not wait for the tokens of the step.

@@ -39,7 +39,8 @@ class TargetStep:
     Attributes:
         scheduled: request id -> number of tokens that the target read in this step.
         num_sampled: int64 [B], how many tokens each row emitted; 0 in the middle of its prompt.
-        first_samples: int64 [B], the index in `sample_places` of each row's first position.
+        rows: int [R], the rows of the step.
+        starts: int [R + 1], the index in `sample_places` of each one's first position, and S.
         sample_places: int [S], on the device, the place of every position that was sampled: for
             each row those of its drafts, then one more.
         hidden: [T, H], the final hidden states of all positions.
@@ -47,7 +48,8 @@ class TargetStep:
 
     scheduled: Mapping[str, int]
     num_sampled: npt.NDArray[np.int64]
-    first_samples: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.integer[Any]]
+    starts: npt.NDArray[np.integer[Any]]
     sample_places: torch.Tensor
     hidden: torch.Tensor
 
@@ -56,6 +58,8 @@ class TargetStep:
 
         The rows must have emitted tokens.
         """
-        place = self.first_samples[rows] + self.num_sampled[rows] - 1
+        first_samples = np.zeros(len(self.num_sampled), np.int64)
+        first_samples[self.rows] = self.starts[:-1]
+        place = first_samples[rows] + self.num_sampled[rows] - 1
         (newest,) = to_device(self.hidden.device, place)
         return self.hidden[self.sample_places[newest]]

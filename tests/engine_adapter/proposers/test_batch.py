@@ -76,7 +76,7 @@ def test_collected_drafts_are_those_of_each_row() -> None:
     collector.set(np.array([2, 0]), Drafts([[5], [6, 7]], catchup_tokens=3))
     collector.set(np.array([3]), Drafts([[]], catchup_tokens=4))
     assert collector.empty.tolist() == [False, True, False, True]
-    assert collector.collect() == Drafts([[6, 7], [], [5], []], None, 7)
+    assert collector.collect() == Drafts([[6, 7], (), [5], []], None, 7)
 
 
 def test_collected_probabilities_are_none_for_one_hot_rows() -> None:

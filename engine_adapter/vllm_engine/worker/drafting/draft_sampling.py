@@ -209,6 +209,9 @@ class SampledDraftStore:
         """
         if name not in self._draws:
             return batch
+        has_limits = self._constraints.starts or name in self._thresholds
+        if not has_limits and self._runner.sampler.are_plain(batch.rows):
+            return batch
         rows, input_batch = batch.rows, self._runner.input_batch
         temperature = np.zeros(len(rows), np.float32)
         if name in self._uses_block and not greedy:

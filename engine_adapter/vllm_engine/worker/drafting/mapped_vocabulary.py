@@ -37,9 +37,10 @@ class SameVocabulary:
 
     def logits(self, logits: torch.Tensor) -> torch.Tensor:
         """See `MappedVocabulary.logits`."""
-        logits = logits[:, : self._size]
         missing = self._size - logits.shape[1]
-        return functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+        if missing > 0:
+            return functional.pad(logits, (0, missing), value=float("-inf"))
+        return logits[:, : self._size] if missing else logits
 
 
 class MappedVocabulary:

@@ -236,6 +236,9 @@ def _of_all_rows(
     batch: DraftBatch, order: Ints, rows: Sequence[DraftRow], distributions: Any = None
 ) -> Drafts:
     """The drafts of all rows of the batch, of which the first of `order` have some."""
+    own_drafts = Drafts(rows, distributions)
+    if len(rows) == len(order) and (order == np.arange(len(order))).all():
+        return own_drafts
     drafts = DraftCollector(len(batch.rows))
-    drafts.set(order[: len(rows)], Drafts(rows, distributions))
+    drafts.set(order[: len(rows)], own_drafts)
     return drafts.collect()

@@ -4,8 +4,7 @@ vLLM's layers read the tensor-parallel group when they are created and when they
 model of size 1 loads or runs, that group is one of a single rank, so nothing is sent between ranks.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -50,8 +49,7 @@ def are_shared(values: list[int]) -> list[bool]:
     return shared
 
 
-@contextmanager
-def tensor_parallel(size: int) -> Iterator[None]:
+def tensor_parallel(size: int) -> AbstractContextManager[None]:
     """A scope in which layers are split over `size` ranks: 1, or as many as the target has.
 
     All ranks must enter it together the first time.
@@ -60,8 +58,7 @@ def tensor_parallel(size: int) -> Iterator[None]:
     if size != group.world_size:
         assert size == 1
         group = _single_rank_group()
-    with patch_groups(group):
-        yield
+    return patch_groups(group)
 
 
 @cache

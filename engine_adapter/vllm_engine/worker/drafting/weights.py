@@ -320,7 +320,7 @@ class LoadedModel:
             values: [T, ...].
         """
         if self._is_eager and values.shape[0] == padded:
-            return values.to(buffer.dtype)
+            return values if values.dtype is buffer.dtype else values.to(buffer.dtype)
         buffer[: values.shape[0]] = values
         return buffer[:padded]
 

@@ -37,6 +37,7 @@ class RuleSampler(compat.V2Sampler):
     drafts: Mapping[int, SampledDraft] = NO_DRAFTS
     rule: SpeculativeSampling | None = None
     _all_rows: npt.NDArray[np.integer[Any]] | None = None
+    _live_are_plain: bool | None = None
 
     def __call__(self, logits: torch.Tensor, input_batch: Any) -> Any:
         """vLLM's `SamplerOutput` for the P positions of a step.
@@ -45,7 +46,7 @@ class RuleSampler(compat.V2Sampler):
             logits: [P, V], row after row.
             input_batch: vLLM's `InputBatch`.
         """
-        if self._are_plain(input_batch.idx_mapping_np):
+        if self.are_plain(input_batch.idx_mapping_np):
             return self._greedy_output(logits, input_batch)
         starts = input_batch.cu_num_logits_np
         max_positions = max(MAX_BYTES // (torch.float32.itemsize * logits.shape[1]), 1)
@@ -63,8 +64,21 @@ class RuleSampler(compat.V2Sampler):
         is_drafted = len(logits) != len(input_batch.idx_mapping_np)
         return joined_outputs(outputs, starts.tolist() if is_drafted else None)
 
-    def _are_plain(self, rows: npt.NDArray[np.integer[Any]]) -> bool:
-        """Whether all rows are greedy, without other options, and only their tokens are needed."""
+    def requests_changed(self) -> None:
+        """Called in a step with other live requests than the step before."""
+        self._live_are_plain = None
+
+    def are_plain(self, rows: npt.NDArray[np.integer[Any]]) -> bool:
+        """Whether all rows are greedy, without other options, and only their tokens are needed.
+
+        While all live requests are such ones, which is asked once, no row is looked at.
+        """
+        live_rows = self.req_states.req_id_to_index
+        if self._live_are_plain is None and live_rows:
+            self._live_are_plain = self._have_no_options(np.array([*live_rows.values()]))
+        return bool(self._live_are_plain) or self._have_no_options(rows)
+
+    def _have_no_options(self, rows: npt.NDArray[np.integer[Any]]) -> bool:
         has_options = self.needs_logits_processing[rows].any()
         return not (
             has_options

@@ -179,13 +179,14 @@ class DispatchHarness:
             TargetStep(
                 scheduled={name: r.scheduled for name, r in rows.items()},
                 num_sampled=np.array([r.sampled for r in every]),
-                first_samples=np.cumsum([0, *(max(r.sampled, 1) for r in every)])[:-1],
+                rows=np.arange(len(every)),
+                starts=np.cumsum([0, *(max(r.sampled, 1) for r in every)]),
                 sample_places=torch.arange(len(self.hidden(every))),
                 hidden=self.hidden(every),
             ),
         )
         self.report.complete()
-        return dict(zip(rows, drafts, strict=True))
+        return {name: list(row) for name, row in zip(rows, drafts, strict=True)}
 
     @staticmethod
     def hidden(rows: Sequence[Row]) -> torch.Tensor:
@@ -201,6 +202,7 @@ def idle_sampler(rows: int = 64) -> Any:
         logits_processors=[],
         sampling_states=SimpleNamespace(min_p=SimpleNamespace(np=np.zeros(rows, np.float32))),
         use_fp64_gumbel=False,
+        are_plain=lambda rows: False,  # a row may sample
     )
 
 

@@ -295,7 +295,14 @@ class World:
         for name, tokens in sampled.items():
             emitted[row_of[name]] = len(tokens)
         nothing = torch.empty(0, 1)
-        step = TargetStep(scheduled, emitted, np.arange(len(emitted)), nothing, nothing)
+        step = TargetStep(
+            scheduled,
+            emitted,
+            np.arange(len(emitted)),
+            np.arange(len(emitted) + 1),
+            nothing,
+            nothing,
+        )
         drafts, report = self.dispatch.propose(plan, step)
         return {name: list(drafts[row_of[name]]) for name in scheduled}, report
 

@@ -107,10 +107,30 @@ def test_greedy_rows_have_the_first_of_their_highest_logits_whatever_their_neigh
     assert (output.logprobs_tensors is None) == ("logprobs" not in options)
     assert output.sampled_token_ids.dtype == torch.int64
     assert output.sampled_token_ids[: -SIZES[-1], 0].tolist() == [2, 2, 2, 2, 0, *[2] * 5]
-    assert sampler._are_plain(step.idx_mapping_np) == (not options)
+    assert sampler.are_plain(step.idx_mapping_np) == (not options)
     plain = super(RuleSampler, sampler).__call__(logits.clone(), step)
     for name in ("sampled_token_ids", "num_sampled", "num_rejected"):
         assert torch.equal(getattr(output, name), getattr(plain, name)), name
+
+
+def test_plain_rows_are_asked_for_their_options_once_until_the_live_requests_change() -> None:
+    from vllm import SamplingParams
+
+    from engine_adapter.vllm_engine.worker.verification.rule_sampler import RuleSampler
+
+    sampler = sampler_of(V, [([1], [2], {}), ([1], [2], {})], RuleSampler)
+    first, second = rows_of(sampler, [0]), rows_of(sampler, [1])
+    assert sampler.are_plain(first)
+    sampler.get_logprobs_dims = None  # nothing asks it again
+    assert sampler.are_plain(second)
+    del sampler.get_logprobs_dims
+    sampler.add_request(second[0], SamplingParams(temperature=1.0))
+    sampler.requests_changed()
+    assert not sampler.are_plain(second)
+    assert sampler.are_plain(first)
+    sampler.add_request(second[0], SamplingParams(temperature=0.0))
+    sampler.requests_changed()
+    assert sampler.are_plain(np.concatenate([first, second]))
 
 
 @pytest.mark.parametrize("most", [1, 4, 7])
