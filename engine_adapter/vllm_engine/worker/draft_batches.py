@@ -54,8 +54,6 @@ class DraftBatchBuilder:
             k *= emitted
             num_scheduled = [step.scheduled[request_id] for request_id in request_ids]
             num_tokens = np.where(emitted, num_tokens, computed + num_scheduled)
-        token_ids = batch.token_ids_cpu.view()
-        token_ids.flags.writeable = False  # the target reads its next tokens from there
         draft_batch = DraftBatch(
             rows=index,
             request_ids=request_ids,
@@ -63,7 +61,7 @@ class DraftBatchBuilder:
             num_prompt_tokens=batch.num_prompt_tokens[index].astype(np.int64),
             num_computed=computed,
             k=k,
-            token_ids=token_ids,
+            token_ids=read_only(batch.token_ids_cpu),
             hidden=step.last_hidden(index) if capabilities.hidden_states else None,
             predicted=[self._prediction(request_id) for request_id in request_ids]
             if capabilities.prediction
@@ -79,13 +77,13 @@ class DraftBatchBuilder:
         """The batch for rows of a step that is not read yet, as they were before it: all [R]."""
         batch = self._runner.input_batch
         return DraftBatch(
-            rows=rows,
+            rows=rows.astype(np.intp),
             request_ids=request_ids,
             num_tokens=batch.num_tokens_no_spec[rows].astype(np.int64),
             num_prompt_tokens=batch.num_prompt_tokens[rows].astype(np.int64),
             num_computed=batch.num_computed_before(rows).astype(np.int64),
             k=np.array(k),
-            token_ids=batch.token_ids_cpu,
+            token_ids=read_only(batch.token_ids_cpu),
         )
 
     def forget(self, request_ids: Sequence[str]) -> None:
@@ -100,3 +98,10 @@ class DraftBatchBuilder:
             tokens = from_extra_args(params).prediction
             self._predicted[request_id] = np.array(tokens, np.int32) if tokens else None
         return self._predicted[request_id]
+
+
+def read_only(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """A view of the rows' tokens, from which the target reads its next ones."""
+    view = tokens.view()
+    view.flags.writeable = False
+    return view

@@ -25,8 +25,10 @@ RowSelection = slice | Ints
 def gather(outputs: ForwardOutputs, index: torch.Tensor) -> ForwardOutputs:
     """The outputs at some positions, int [N]."""
     output, recurrent = outputs
-    selected = output[index]
-    return selected, selected if recurrent is output else recurrent[index]
+    selected = output.index_select(0, index)
+    if recurrent is output:
+        return selected, selected
+    return selected, recurrent.index_select(0, index)
 
 
 def select_rows(values: torch.Tensor, rows: RowSelection) -> torch.Tensor:

@@ -8,10 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_adapter.proposers.machine_code import machine_code
 from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine import compat
 
 Ints = npt.NDArray[np.int64]
+
+_NO_TOKENS = np.zeros((0, 0), np.int32)
+_NO_TOKENS.flags.writeable = False  # as those of a batch
 
 
 class ForwardInputs(NamedTuple):
@@ -68,23 +72,29 @@ class _GroupTable:
     table: Any
     blocks: npt.NDArray[np.int32]
 
-    def slots(self, row: Any, position: Ints) -> Ints:
-        """The slot of each position; any slot for a position after the end of the table."""
-        size = self.table.block_size
-        column, offset = np.divmod(position, size)
-        block = self.blocks[row, np.minimum(column, self.blocks.shape[1] - 1)]
-        return np.multiply(block, size, dtype=np.int64) + offset
+    def slots(self, row: npt.NDArray[np.intp], position: Ints) -> Ints:
+        """The slot of each position; any slot for a position after the end of the table.
+
+        Args:
+            row: [N], the row of each position.
+            position: int64 [N], or [K, N].
+        """
+        slots = np.empty_like(position)
+        _find_slots(
+            self.blocks, row, position.reshape(-1), self.table.block_size, slots.reshape(-1)
+        )
+        return slots
 
     def of_rows(self, rows: npt.NDArray[np.intp], on_device: torch.Tensor) -> torch.Tensor:
         """The blocks of some rows, int32 [N, W], from vLLM's copy on the device.
 
         vLLM copies the table there before the target's forward pass, and no row changes after it.
         """
-        count = len(rows)
-        if (rows == np.arange(count)).all():
-            blocks: torch.Tensor = self.table.get_device_tensor(count)
+        last = int(rows.max())
+        blocks: torch.Tensor = self.table.get_device_tensor(last + 1)
+        if last + 1 == len(rows) and (rows[:-1] < rows[1:]).all():
             return blocks
-        return self.table.get_device_tensor(int(rows.max()) + 1)[on_device]
+        return blocks.index_select(0, on_device)
 
     def slots_on_device(self, blocks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """`slots` of positions that only the device knows.
@@ -120,29 +130,32 @@ class ForwardInputBuilder:
         }
         self._device = device
 
+    @staticmethod
+    def compile() -> None:
+        """Compiles its machine code, so that the first step need not."""
+        none = np.zeros(0, np.int64)
+        _lay_out(none, none, none, _NO_TOKENS, 0)
+        _find_slots(np.zeros((1, 1), np.int32), none, none, 1, none)
+
     def prefill(
         self,
         rows: npt.NDArray[np.intp],
         start: Ints,
         length: Ints,
-        token_ids: npt.NDArray[np.int32] | None = None,
+        token_ids: npt.NDArray[np.int32] = _NO_TOKENS,
+        token_offset: int = 0,
     ) -> ForwardInputs:
         """One pass over the positions [start, start + length) of each row; no length is 0.
 
         Args:
-            token_ids: int32 [B, any], the token that the pass reads at each position of each row of
-                the engine's batch; `None` for a pass that reads none, or drafts. A position after
-                its end gets any token.
+            token_ids: int32 [B, any], read only, the tokens of each row of the engine's batch; none
+                for a pass that reads none, or drafts.
+            token_offset: at position p the pass reads token p + this. A position after the last one
+                gets any token.
         """
-        stops, row = length.cumsum(), rows.repeat(length)
-        position = np.arange(stops[-1]) - (stops - length - start).repeat(length)
-        starts = np.zeros(len(rows) + 1, np.int32)
-        starts[1:] = stops
-        seq_lens = (start + length).astype(np.int32)
-        tokens = np.empty(0, np.int32)
-        if token_ids is not None:
-            # A block of masks begins with the row's newest token and ends after it.
-            tokens = token_ids[row, np.minimum(position, token_ids.shape[1] - 1)]
+        row, position, starts, seq_lens, tokens = _lay_out(
+            rows, start, length, token_ids, token_offset
+        )
         on_device, positions, *uploads = to_device(
             self._device, rows, position, starts, seq_lens, tokens, *self._slots(row, position)
         )
@@ -339,3 +352,29 @@ def _metadata(
         )
         for gid, group_slots in slots.items()
     }
+
+
+@machine_code
+def _lay_out(rows: Any, start: Any, length: Any, token_ids: Any, token_offset: int) -> Any:
+    count, total, num_tokens = len(rows), length.sum(), token_ids.shape[1]
+    starts, seq_lens = np.zeros(count + 1, np.int32), np.empty(count, np.int32)
+    row_of, position = np.empty(total, np.int64), np.empty(total, np.int64)
+    tokens = np.empty(total if num_tokens else 0, np.int32)
+    end = 0
+    for i, row in enumerate(rows):
+        for place in range(start[i], start[i] + length[i]):
+            row_of[end], position[end] = row, place
+            if num_tokens:
+                # A block of masks begins with the row's newest token and ends after it.
+                tokens[end] = token_ids[row, min(place + token_offset, num_tokens - 1)]
+            end += 1
+        starts[i + 1], seq_lens[i] = end, start[i] + length[i]
+    return row_of, position, starts, seq_lens, tokens
+
+
+@machine_code
+def _find_slots(blocks: Any, row: Any, position: Any, size: int, slots: Any) -> None:
+    count, last = len(row), blocks.shape[1] - 1
+    for i, place in enumerate(position):
+        block = blocks[row[i % count], min(place // size, last)]
+        slots[i] = np.int64(block) * size + place % size

@@ -138,7 +138,7 @@ class HiddenStateCache(compat.AttentionLayerBase):
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """The states [T, W] of `slots`, int64 [T]."""
         if self._by_slot is not None:
-            return self._by_slot[slots]
+            return self._by_slot.index_select(0, slots)
         return self._cache[*self._index(slots)]
 
     def _index(self, slots: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:

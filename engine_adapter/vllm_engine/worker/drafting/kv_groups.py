@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from engine_adapter.proposers.machine_code import machine_code
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.kv_ledger import (
     BlockSlice,
@@ -72,6 +73,8 @@ class DraftKVGroups(Generic[Ledger]):
     ) -> None:
         self.ledgers = {gid: new_ledger(num_blocks, size) for gid, size in block_sizes.items()}
         self._num_settled = np.zeros(num_rows, np.int64)
+        no_rows = np.zeros(0, np.int64)  # the code is compiled here, and not in the first step
+        _find_blocks(np.zeros((1, 1), np.int32), no_rows, no_rows, no_rows, 1, 1)
 
     def blocks_changed(
         self, new_blocks: Sequence[Sequence[int]], copies: Sequence[tuple[int, int]]
@@ -104,12 +107,12 @@ class DraftKVGroups(Generic[Ledger]):
         by_group, num_settled = {}, self._num_settled[rows]
         for gid, ledger in self.ledgers.items():
             table, size = tables[gid], ledger.block_size
-            begin, ratio = num_settled // size, size // table.block_size
-            width = max(int((-(-lengths // size) - begin).max()), 1)
-            kernel_ids = table.get_numpy_array()
-            place = np.minimum(begin[:, None] + np.arange(width), kernel_ids.shape[1] // ratio - 1)
-            ids = kernel_ids[rows[:, None], place * ratio]
-            by_group[gid] = BlockSlice(ids if ratio == 1 else ids // ratio, begin)
+            ratio = size // table.block_size
+            by_group[gid] = BlockSlice(
+                *_find_blocks(
+                    table.get_numpy_array(), rows, num_settled // size, lengths, size, ratio
+                )
+            )
         return GroupBlocks(rows, by_group)
 
     def first_missing(self, blocks: GroupBlocks, lengths: Lengths) -> Lengths:
@@ -127,6 +130,21 @@ class DraftKVGroups(Generic[Ledger]):
         for gid, ledger in self.ledgers.items():
             ledger.mark_valid(blocks[gid], lengths)
         self._num_settled[blocks.rows] = lengths
+
+
+@machine_code
+def _find_blocks(
+    kernel_ids: Any, rows: Any, first: Any, lengths: Any, size: int, ratio: int
+) -> Any:
+    width = 1
+    for i, length in enumerate(lengths):
+        width = max(width, -(-length // size) - first[i])
+    ids = np.empty((len(rows), width), np.int32)
+    last = kernel_ids.shape[1] // ratio - 1
+    for i, row in enumerate(rows):
+        for place in range(width):
+            ids[i, place] = kernel_ids[row, min(first[i] + place, last) * ratio] // ratio
+    return ids, first
 
 
 def keeping_every_position(spec: Any) -> Any:

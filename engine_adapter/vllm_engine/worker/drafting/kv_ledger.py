@@ -12,9 +12,12 @@ long with long prompts as with short ones.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from engine_adapter.proposers.machine_code import machine_code
 
 Blocks = npt.NDArray[np.integer]
 Lengths = npt.NDArray[np.int64]
@@ -41,9 +44,9 @@ class BlockSlice:
         """Those of some rows, int [N]."""
         return BlockSlice(self.ids[rows], self.first[rows])
 
-    def begins(self, block_size: int) -> Lengths:
-        """The first position of each block: int64 [R, W]."""
-        return (self.first[:, None] + np.arange(self.ids.shape[1])) * block_size
+
+_NO_LENGTHS: Lengths = np.zeros(0, np.int64)
+_NO_BLOCKS = BlockSlice(np.zeros((0, 1), np.int32), _NO_LENGTHS)
 
 
 class DraftKVLedger:
@@ -57,6 +60,9 @@ class DraftKVLedger:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self._valid = np.zeros(num_blocks, np.int32)
+        # Their code is compiled here, and not in the first step.
+        self.first_missing(_NO_BLOCKS, _NO_LENGTHS)
+        self.mark_valid(_NO_BLOCKS, _NO_LENGTHS)
 
     def reset(self, block_ids: Sequence[int]) -> None:
         """Marks blocks that were allocated again as empty."""
@@ -77,31 +83,16 @@ class DraftKVLedger:
         Returns:
             int64 [R], in [0, lengths[i]]; `lengths[i]` if nothing is missing.
         """
-        begins, valid = blocks.begins(self.block_size), self._valid[blocks.ids]
-        is_short = valid < self._required(begins, lengths)
-        if not is_short.any():
-            return lengths
-        block = is_short.argmax(axis=1)
-        rows = np.arange(len(lengths))
-        missing = begins[rows, block] + valid[rows, block]
-        return np.where(is_short[rows, block], missing, lengths)
+        missing = lengths.copy()
+        _find_missing(self._valid, blocks.ids, blocks.first, lengths, self.block_size, missing)
+        return missing
 
     def mark_valid(self, blocks: BlockSlice, lengths: Lengths) -> None:
         """Marks each row's positions up to `lengths` in these blocks: all of them hold KV now.
 
         Shapes are those of `first_missing`. Slots of these blocks after them become invalid.
         """
-        required = self._required(blocks.begins(self.block_size), lengths)
-        if (is_used := required > 0).all():
-            self._valid[blocks.ids] = required
-        else:
-            self._valid[blocks.ids[is_used]] = required[is_used]
-
-    def _required(self, begins: Lengths, lengths: Lengths) -> Lengths:
-        """Valid slots that each block of each row must hold to cover `lengths`: [R, W]."""
-        # np.clip takes twice as long on arrays this small.
-        num_required = np.maximum(lengths[:, None] - begins, 0)
-        return np.minimum(num_required, self.block_size, out=num_required)
+        _mark_valid(self._valid, blocks.ids, blocks.first, lengths, self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +124,9 @@ class HeadKVLedger(DraftKVLedger):
         super().__init__(num_blocks, block_size)
         self._next_token = np.full(num_blocks, _NO_TOKEN, np.int32)
         self._claim = np.zeros(num_blocks, np.int32)
+        no_tokens = np.zeros((1, 1), np.int32)
+        no_tokens.flags.writeable = False  # as those of a batch
+        self.block_ends(_NO_BLOCKS, _NO_LENGTHS, no_tokens, _NO_LENGTHS)
 
     def reset(self, block_ids: Sequence[int]) -> None:
         """See `DraftKVLedger.reset`."""
@@ -156,10 +150,9 @@ class HeadKVLedger(DraftKVLedger):
                 [0, lengths[i]].
             rows: int [R].
         """
-        stops = blocks.begins(self.block_size) + self.block_size
-        row, i = np.nonzero(stops <= lengths[:, None])
-        stop = stops[row, i]
-        return BlockEnds(row, blocks.ids[row, i], stop - 1, tokens[rows[row], stop])
+        return BlockEnds(
+            *_find_ends(blocks.ids, blocks.first, lengths, tokens, rows, self.block_size)
+        )
 
     def must_wait(self, ends: BlockEnds, num_rows: int) -> npt.NDArray[np.bool_]:
         """Rows that must wait because another row needs a shared slot with another token.
@@ -186,3 +179,39 @@ class HeadKVLedger(DraftKVLedger):
     def record(self, ends: BlockEnds) -> None:
         """Notes that the ends are written with the tokens of these rows."""
         self._next_token[ends.block] = ends.token
+
+
+@machine_code
+def _find_missing(valid: Any, ids: Any, first: Any, lengths: Any, size: int, missing: Any) -> None:
+    for row, length in enumerate(lengths):
+        for place, block in enumerate(ids[row]):
+            begin = (first[row] + place) * size
+            if valid[block] < min(length - begin, size):
+                missing[row] = begin + valid[block]
+                break
+
+
+@machine_code
+def _mark_valid(valid: Any, ids: Any, first: Any, lengths: Any, size: int) -> None:
+    for row, length in enumerate(lengths):
+        for place, block in enumerate(ids[row]):
+            required = min(length - (first[row] + place) * size, size)
+            if required > 0:
+                valid[block] = required
+
+
+@machine_code
+def _find_ends(ids: Any, first: Any, lengths: Any, tokens: Any, rows: Any, size: int) -> Any:
+    begins, most = first * size, ids.shape[1]
+    counts = np.minimum(np.maximum((lengths - begins) // size, 0), most)
+    total = counts.sum()
+    row_of, block = np.empty(total, np.int64), np.empty(total, np.int32)
+    position, token = np.empty(total, np.int64), np.empty(total, np.int32)
+    end = 0
+    for row, count in enumerate(counts):
+        for place in range(count):
+            stop = begins[row] + (place + 1) * size
+            row_of[end], block[end], position[end] = row, ids[row, place], stop - 1
+            token[end] = tokens[rows[row], stop]
+            end += 1
+    return row_of, block, position, token

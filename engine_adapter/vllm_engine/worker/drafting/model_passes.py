@@ -55,6 +55,7 @@ class ModelPasses(ABC):
         self._vocabulary = map_draft_vocabulary(spec, *models, self._device)
         self._num_drafts = spec.num_speculative_tokens
         self._builder: ForwardInputBuilder | None = None
+        ForwardInputBuilder.compile()
         self._decode_graphs: DecodeGraphs | None = None
 
     # -- graphs of whole passes -----------------------------------------------------------------

@@ -294,23 +294,20 @@ class PagedHead(PagedDraftModel):
         if not any(is_stale.any() for is_stale in stale.values()):
             return 0
         missing = self._kv.first_missing(blocks, stop)
-        # A pass writes the position in every group.
-        positions = np.unique(
-            np.concatenate(
-                [
-                    np.stack([ends[gid].row, ends[gid].position], axis=1)[is_stale]
-                    for gid, is_stale in stale.items()
-                ]
-            ),
-            axis=0,
-        )
-        positions = positions[positions[:, 1] < missing[positions[:, 0]]]
-        for begin in range(0, len(positions), self._max_num_tokens):
-            rows, position = positions[begin : begin + self._max_num_tokens].T
-            self._forward_span(batch, rows, position, np.ones_like(rows))
+        row = np.concatenate([ends[gid].row[is_stale] for gid, is_stale in stale.items()])
+        position = np.concatenate([ends[gid].position[is_stale] for gid, is_stale in stale.items()])
+        is_valid = position < missing[row]
+        num_rewritten = 0
+        if is_valid.any():
+            # A pass writes the position in every group.
+            positions = np.unique(np.stack([row, position], axis=1)[is_valid], axis=0)
+            num_rewritten = len(positions)
+            for begin in range(0, num_rewritten, self._max_num_tokens):
+                rows, places = positions[begin : begin + self._max_num_tokens].T
+                self._forward_span(batch, rows, places, np.ones_like(rows))
         for gid, group_ends in ends.items():
             ledgers[gid].record(group_ends)
-        return len(positions)
+        return num_rewritten
 
     def _first_uncached(self, batch: DraftBatch, missing: Ints) -> Ints:
         """`missing`: the KV of drafts was written with the head's own states."""

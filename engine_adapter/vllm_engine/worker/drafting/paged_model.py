@@ -143,6 +143,9 @@ class PagedDraftModel(ModelPasses):
         """
         stop = self._known_length(batch)
         blocks = self._blocks(batch, stop)
+        if not len(self._early):
+            with self._loaded.tp_scope():
+                return self._draft_rows(batch, blocks, stop)
         rows, drafts = self._early.take(batch)
         if rows.size:
             self._record_early(batch.select(rows), blocks.select(rows), stop[rows])
@@ -150,8 +153,6 @@ class PagedDraftModel(ModelPasses):
         if rows.size == len(batch.rows):
             return drafts
         with self._loaded.tp_scope():
-            if not rows.size:
-                return self._draft_rows(batch, blocks, stop)
             all_rows, collector = np.arange(len(batch.rows)), DraftCollector(len(batch.rows))
             collector.set(all_rows, drafts)
             late = np.setdiff1d(all_rows, rows)
@@ -182,8 +183,9 @@ class PagedDraftModel(ModelPasses):
         drafts = self._draft_in_graphs(batch, missing, step) if usual else None
         if drafts is None:
             with self._loaded.tp_scope():
-                tokens = batch.token_ids[:, self._token_offset :]
-                inputs = self._input_builder().prefill(batch.rows, missing, length, tokens)
+                inputs = self._input_builder().prefill(
+                    batch.rows, missing, length, batch.token_ids, self._token_offset
+                )
                 step.place(inputs.tokens, length.cumsum())
                 outputs = self._forward(inputs.tokens, inputs)
                 prefilled = gather(outputs, inputs.ends - step.num_rejected)
@@ -268,8 +270,9 @@ class PagedDraftModel(ModelPasses):
         self, batch: DraftBatch, rows: Ints, start: Ints, length: Ints
     ) -> ForwardOutputs:
         """One pass over [start, start + length) of some rows; the outputs at their last tokens."""
-        tokens = batch.token_ids[:, self._token_offset :]
-        inputs = self._input_builder().prefill(batch.rows[rows], start, length, tokens)
+        inputs = self._input_builder().prefill(
+            batch.rows[rows], start, length, batch.token_ids, self._token_offset
+        )
         return gather(self._forward(inputs.tokens, inputs), inputs.ends)
 
     def _record_drafted(
