@@ -46,22 +46,47 @@ def in_order(values: torch.Tensor, rows: Ints) -> torch.Tensor:
     return values[index]
 
 
-def drafts_of_passes(passes: Sequence[tuple[RowSelection, torch.Tensor]]) -> list[DraftRow]:
-    """The drafts of the R rows of the first pass, in one table.
+class PassTokens:
+    """The tokens of one pass after the other, in one table.
 
     Args:
-        passes: for each pass, which rows it had, and their tokens, int64 [N].
+        num_rows: R, the rows of the first pass.
+        capacity: the most drafts of a row, for all of which the table has places.
+        device: of the tokens.
+
+    Attributes:
+        newest: int64 [N], those of the newest pass.
     """
-    by_pass = [tokens for _, tokens in passes]
-    num_rows = len(by_pass[0])
-    if len(by_pass[-1]) == num_rows:  # every row is in every pass
-        return DraftTable(torch.stack(by_pass, 1)).rows()
-    table = by_pass[0].new_zeros(num_rows, len(passes))
-    lengths = np.zeros(num_rows, np.intp)
-    for depth, (rows, tokens) in enumerate(passes):
-        table[rows, depth] = tokens
-        lengths[rows] = depth + 1
-    return drafts_of_table(DraftTable(table), lengths.tolist())
+
+    def __init__(self, num_rows: int, capacity: int, device: torch.device) -> None:
+        self._tokens = torch.zeros(num_rows, capacity, dtype=torch.int64, device=device)
+        self._lengths = np.zeros(num_rows, np.intp)
+        self.newest = self._tokens[:, 0]
+
+    def add(self, rows: RowSelection, depth: int, tokens: torch.Tensor) -> None:
+        """Adds the tokens of a pass, int64 [N], as the drafts of its rows at `depth`."""
+        self._tokens[rows, depth] = self.newest = tokens
+        self._lengths[rows] = depth + 1
+
+    def drafts(self) -> list[DraftRow]:
+        """The drafts of the R rows."""
+        return drafts_of_table(DraftTable(self._tokens), self._lengths.tolist())
+
+
+def by_most_drafts(k: Ints) -> tuple[Ints, list[int]]:
+    """The order in which rows with more drafts come first, and how many of it take each draft.
+
+    Args:
+        k: int64 [R], the drafts of each row.
+
+    Returns:
+        int64 [R], and a number for each draft, from the first; it never rises.
+    """
+    most = int(k.max())
+    if int(k.min()) == most:
+        return np.arange(len(k)), [len(k)] * most
+    counts: list[int] = (k[:, None] > np.arange(most)).sum(axis=0).tolist()
+    return (-k).argsort(kind="stable"), counts
 
 
 def drafts_of_table(table: DraftTable, lengths: Sequence[int]) -> list[DraftRow]:

@@ -4,20 +4,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from engine_adapter.proposers.batch import DraftBatch, DraftCollector, Drafts
 from engine_adapter.proposers.contract import ProposerSpec
-from engine_adapter.proposers.draft_table import DraftRow, DraftTable
+from engine_adapter.proposers.draft_table import DraftTable
 from engine_adapter.proposers.staging import to_device
 from engine_adapter.vllm_engine import compat
 from engine_adapter.vllm_engine.worker.drafting.decode_graphs import DecodeGraphs, can_capture
 from engine_adapter.vllm_engine.worker.drafting.draft_passes import (
     DraftPasses,
     ForwardOutputs,
-    RowSelection,
-    drafts_of_passes,
+    PassTokens,
+    by_most_drafts,
     drafts_of_table,
     gather,
     in_order,
@@ -54,6 +53,7 @@ class ModelPasses(ABC):
         models = vllm_config.model_config, self._loaded.draft_model_config
         self._vocabulary = map_draft_vocabulary(spec, *models, self._device)
         self._num_drafts = spec.num_speculative_tokens
+        self._capacity: int = vllm_config.num_speculative_tokens
         self._builder: ForwardInputBuilder | None = None
         ForwardInputBuilder.compile()
         self._decode_graphs: DecodeGraphs | None = None
@@ -85,12 +85,12 @@ class ModelPasses(ABC):
 
         `stop` and `behind` are those of `DraftPasses`.
         """
-        order = (-batch.k).argsort(kind="stable")  # rows with more drafts come first
-        counts = (batch.k[:, None] > np.arange(batch.k.max())).sum(axis=0).tolist()
+        order, counts = by_most_drafts(batch.k)
         if not counts:
-            return Drafts([[] for _ in batch.rows])
+            return Drafts([()] * len(order))
         first_rows, (output, recurrent) = order[: counts[0]], prefilled
-        if len(first_rows) < len(order) or (first_rows != np.arange(len(first_rows))).any():
+        drafts_alike = counts[-1] == len(order)  # so the order is that of the batch
+        if not drafts_alike:
             output, recurrent = gather(prefilled, *to_device(self._device, first_rows))
         sampling, graphs = batch.sampling, self._decode_graphs
         if (
@@ -103,10 +103,15 @@ class ModelPasses(ABC):
                 behind = in_order(behind, first_rows)
             rows, k = batch.rows[first_rows], batch.k[first_rows]
             newest = self.logits(output).argmax(dim=-1)
-            drafts = graphs.draft(graph, rows, stop[first_rows], k, newest, recurrent, behind)
-            rows_of_table = drafts_of_table(DraftTable(drafts), k.tolist())
-            return _of_all_rows(batch, order, rows_of_table)
-        return self._decode_by_pass(batch, order, stop, counts, (output, recurrent), behind)
+            tokens = graphs.draft(graph, rows, stop[first_rows], k, newest, recurrent, behind)
+            drafts = Drafts(drafts_of_table(DraftTable(tokens), k.tolist()))
+        else:
+            drafts = self._decode_by_pass(batch, order, stop, counts, (output, recurrent), behind)
+        if drafts_alike:
+            return drafts
+        collector = DraftCollector(len(order))
+        collector.set(first_rows, drafts)
+        return collector.collect()
 
     def _decode_by_pass(
         self,
@@ -117,20 +122,23 @@ class ModelPasses(ABC):
         prefilled: ForwardOutputs,
         behind: torch.Tensor | None,
     ) -> Drafts:
-        """`_decode_drafts` without graphs of whole passes; `prefilled`: of the rows that draft."""
+        """`_decode_drafts` without graphs of whole passes, of the rows that draft, in order.
+
+        `prefilled` is of these rows.
+        """
         sampling, (output, recurrent) = batch.sampling, prefilled
         samples = sampling is not None and sampling.samples
         shape = counts[0], len(counts), self._vocab_size if samples else 0
         q = torch.empty(shape, device=self._device)
         builder = self._input_builder()
         passes = DraftPasses(builder, batch, order, stop, counts, behind, self._advances)
-        tokens_by_pass: list[tuple[RowSelection, torch.Tensor]] = []
+        tokens = PassTokens(counts[0], self._capacity, self._device)
         for depth in range(len(counts)):
             if depth:
                 staying, inputs = passes.next()
                 if inputs is None:
                     break
-                previous = select_rows(tokens_by_pass[-1][1], staying)
+                previous = select_rows(tokens.newest, staying)
                 recurrent = select_rows(recurrent, staying)
                 output, recurrent = self._forward(previous, inputs, recurrent)
             logits, selection = self.logits(output), passes.selection
@@ -140,10 +148,10 @@ class ModelPasses(ABC):
                 newest, drawn_from = sampling.draw(logits, order[selection], depth)
                 if samples:
                     q[selection, depth] = drawn_from
-            tokens_by_pass.append((selection, newest))
-        rows = drafts_of_passes(tokens_by_pass)
+            tokens.add(selection, depth, newest)
+        rows = tokens.drafts()
         distributions = [q[n, : len(row)] for n, row in enumerate(rows)] if samples else None
-        return _of_all_rows(batch, order, rows, distributions)
+        return Drafts(rows, distributions)
 
     def _draft_in_graphs(self, batch: DraftBatch, start: Ints, step: UnreadStep) -> Drafts | None:
         """The drafts of all rows after a step, if graphs can make them: see `DecodeGraphs`."""
@@ -231,15 +239,3 @@ class ModelPasses(ABC):
     @abstractmethod
     def _slot_gids(self) -> Iterable[int]:
         """The KV cache groups in which a pass needs slots."""
-
-
-def _of_all_rows(
-    batch: DraftBatch, order: Ints, rows: Sequence[DraftRow], distributions: Any = None
-) -> Drafts:
-    """The drafts of all rows of the batch, of which the first of `order` have some."""
-    own_drafts = Drafts(rows, distributions)
-    if len(rows) == len(order) and (order == np.arange(len(order))).all():
-        return own_drafts
-    drafts = DraftCollector(len(batch.rows))
-    drafts.set(order[: len(rows)], own_drafts)
-    return drafts.collect()

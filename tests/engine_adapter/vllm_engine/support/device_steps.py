@@ -216,6 +216,7 @@ class DeviceSteps(RunnerHooks, DeviceRunner):
                 cache_config=SimpleNamespace(block_size=BLOCK),
                 compilation_config=SimpleNamespace(static_forward_context={}),
                 structured_outputs_config=SimpleNamespace(backend="none"),
+                num_speculative_tokens=config.proposers[0].num_speculative_tokens,
                 model_config=SimpleNamespace(
                     get_vocab_size=lambda: VOCABULARY,
                     get_hidden_size=lambda: HIDDEN,

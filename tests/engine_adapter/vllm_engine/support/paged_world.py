@@ -48,7 +48,7 @@ from tests.engine_adapter.vllm_engine.support.toy_models import (
     target_next,
     target_states,
 )
-from tests.engine_adapter.vllm_engine.support.toy_scheduler import Request, ToyScheduler
+from tests.engine_adapter.vllm_engine.support.toy_scheduler import CAPACITY, Request, ToyScheduler
 
 PROPOSERS = (
     {"name": "twin", "method": "draft_model", "model": "toy/1"},
@@ -160,6 +160,7 @@ class World:
                 cache_config=SimpleNamespace(block_size=self.block_sizes[0]),
                 compilation_config=SimpleNamespace(static_forward_context={}),
                 structured_outputs_config=SimpleNamespace(backend="none"),
+                num_speculative_tokens=CAPACITY,
                 model_config=SimpleNamespace(
                     get_vocab_size=lambda: VOCAB, get_hidden_size=lambda: 1, dtype=torch.float64
                 ),
