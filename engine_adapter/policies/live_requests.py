@@ -20,7 +20,7 @@ class LiveRequests:
         self.kinds = np.zeros(0, np.intp)
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
-        self._lengths = np.zeros(0, np.intp)
+        self._lengths: dict[str, int] = {}
         self._read_upto = np.zeros((0, 0))
 
     @property
@@ -42,7 +42,6 @@ class LiveRequests:
             size, num_new = self.size, max(16, self.size)
             self._free = list(range(size + num_new - 1, size - 1, -1))
             self.kinds = np.concatenate((self.kinds, np.zeros(num_new, np.intp)))
-            self._lengths = np.concatenate((self._lengths, np.zeros(num_new, np.intp)))
             self._read_upto = _grown(self._read_upto, size + num_new, self._read_upto.shape[1])
         slot = self._slots[request_id] = self._free.pop()
         self.kinds[slot] = request_class
@@ -54,6 +53,7 @@ class LiveRequests:
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self._free.append(slot)
+            self._lengths.pop(request_id, None)
 
     def slot(self, request_id: str) -> int | None:
         """The slot of a live request."""
@@ -66,12 +66,12 @@ class LiveRequests:
 
     def note_lengths(self, rows: Sequence[RowView]) -> None:
         """Notes the tokens of each row of a step."""
-        self._lengths[self.slots(rows)] = [row.num_tokens for row in rows]
+        self._lengths.update([(row.request_id, row.num_tokens) for row in rows])
 
     def mark_read(self, request_ids: Sequence[str], proposers: Ints) -> Floats:
         """Each proposer reads its row up to the noted length; returns the lags removed, [N]."""
-        slots = [self._slots[request_id] for request_id in request_ids]
-        lengths, entries = self._lengths[slots], (slots, proposers)
+        entries = [self._slots[request_id] for request_id in request_ids], proposers
+        lengths = [self._lengths[request_id] for request_id in request_ids]
         lag: Floats = lengths - self._read_upto[entries]
         self._read_upto[entries] = lengths
         return lag

@@ -169,14 +169,13 @@ class Measurements:
         Returns:
             The tokens that each proposer has to read for that, by index, [J].
         """
-        readers, tokens = self._readers, np.zeros(len(self._traits))
-        if not readers:
-            return tokens
-        if pairs := [(r, readers[m.proposer]) for r, m in drafts if m.proposer in readers]:
-            proposers = np.array([proposer for _, proposer in pairs], np.intp)
-            lag = self.requests.mark_read([r for r, _ in pairs], proposers)
-            np.add.at(tokens, proposers, lag)
-        return tokens
+        readers, num_proposers = self._readers, len(self._traits)
+        pairs = [(r, readers[m.proposer]) for r, m in drafts if m.proposer in readers]
+        if not pairs:
+            return np.zeros(num_proposers)
+        proposers = np.array([proposer for _, proposer in pairs], np.intp)
+        lag = self.requests.mark_read([r for r, _ in pairs], proposers)
+        return np.bincount(proposers, lag, num_proposers)
 
     def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:
         """The tokens of each row that the proposer has not read, [R]."""

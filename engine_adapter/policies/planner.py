@@ -32,7 +32,7 @@ from engine_adapter.seam.types import NONE
 
 log = logging.getLogger(__name__)
 
-UNPLANNED_EVERY = 7
+UNPLANNED_EVERY = 23
 """Without a policy one step of this number is learned from: it takes time, and no row gains.
 
 A prime, so that no period of the traffic, such as one of a power of two, hides its drafts.
