@@ -175,7 +175,8 @@ class Measurements:
             return np.zeros(num_proposers)
         proposers = np.array([proposer for _, proposer in pairs], np.intp)
         lag = self.requests.mark_read([r for r, _ in pairs], proposers)
-        return np.bincount(proposers, lag, num_proposers)
+        tokens: Floats = np.bincount(proposers, lag, num_proposers)  # type: ignore[assignment]
+        return tokens
 
     def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:
         """The tokens of each row that the proposer has not read, [R]."""

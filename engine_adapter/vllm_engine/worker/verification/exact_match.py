@@ -21,7 +21,7 @@ class ExactMatch:
     """Replaces vLLM's rejection sampler.
 
     Args:
-        sampler: vLLM's plain sampler.
+        sampler: the plain sampler, a `RuleSampler`. Plain rows need no more than their tokens.
 
     Attributes:
         enable_adaptive_verification: false; vLLM asks before it warms up its kernels.
@@ -50,14 +50,17 @@ class ExactMatch:
         Returns:
             vLLM's `SamplerOutput` with the emitted tokens, [B, most drafts + 1], and their counts.
         """
-        output = self._sampler(logits, input_batch)
+        output = None
+        if self._sampler.are_plain(input_batch.idx_mapping_np):
+            samples = logits.argmax(dim=1)
+        else:
+            output = self._sampler(logits, input_batch)
+            samples = output.sampled_token_ids.view(-1)
         inputs = input_batch.input_ids[input_batch.logits_indices]
         if invalid_drafts is not None:
             inputs = inputs.masked_fill(invalid_drafts, -1)
         width = int(input_batch.num_draft_tokens_per_req.max()) + 1
-        emitted, counts = accept_matching(
-            output.sampled_token_ids.view(-1), inputs, input_batch.cu_num_logits, width
-        )
+        emitted, counts = accept_matching(samples, inputs, input_batch.cu_num_logits, width)
         num_sampled, num_rejected = compat.v2_input_batch.get_num_sampled_and_rejected(
             counts,
             input_batch.seq_lens,
@@ -65,12 +68,14 @@ class ExactMatch:
             input_batch.idx_mapping,
             self._sampler.req_states.prefill_len.gpu,
         )
-        return replace(
-            output,
-            sampled_token_ids=emitted,
-            num_sampled=num_sampled,
-            num_rejected=num_rejected,
-        )
+        fields = {
+            "sampled_token_ids": emitted,
+            "num_sampled": num_sampled,
+            "num_rejected": num_rejected,
+        }
+        if output is None:
+            return compat.V2SamplerOutput(logprobs_tensors=None, num_nans=None, **fields)
+        return replace(output, **fields)
 
 
 def accept_matching(

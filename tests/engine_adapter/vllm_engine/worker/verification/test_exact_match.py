@@ -74,6 +74,7 @@ def test_a_draft_that_a_grammar_does_not_know_is_not_accepted(
     sampler.req_states = SimpleNamespace(  # type: ignore[attr-defined]
         prefill_len=SimpleNamespace(gpu=None)
     )
+    sampler.are_plain = lambda rows: False  # type: ignore[attr-defined]
     batch = SimpleNamespace(
         input_ids=inputs,
         logits_indices=torch.arange(3),
@@ -81,6 +82,7 @@ def test_a_draft_that_a_grammar_does_not_know_is_not_accepted(
         cu_num_logits=starts,
         seq_lens=None,
         idx_mapping=None,
+        idx_mapping_np=None,
     )
     verify = ExactMatch(sampler)
     assert verify(torch.empty(3, 8), batch).num_sampled.tolist() == [3]

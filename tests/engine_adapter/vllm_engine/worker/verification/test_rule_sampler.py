@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine_adapter.vllm_engine.worker.verification.exact_match import ExactMatch
 from engine_adapter.vllm_engine.worker.verification.rejection import (
     SampledDraft,
     SpeculativeSampling,
@@ -131,6 +132,26 @@ def test_plain_rows_are_asked_for_their_options_once_until_the_live_requests_cha
     sampler.add_request(second[0], SamplingParams(temperature=0.0))
     sampler.requests_changed()
     assert sampler.are_plain(np.concatenate([first, second]))
+
+
+def test_plain_rows_are_verified_as_rows_whose_options_are_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from engine_adapter.vllm_engine.worker.verification.rule_sampler import RuleSampler
+
+    sampler = sampler_of(V, [([1], [2], {}) for _ in SIZES], RuleSampler)
+    step = step_of(sampler)
+    step.num_draft_tokens_per_req = np.array(SIZES) - 1
+    logits = torch.randn(sum(SIZES), V, generator=torch.Generator().manual_seed(1))
+    logits[::2, 1] = 9.0  # some drafts are accepted
+    verify = ExactMatch(sampler)
+    plain = verify(logits.clone(), step)
+    monkeypatch.setattr(sampler, "are_plain", lambda rows: False)
+    sampled = verify(logits.clone(), step)
+    assert sampled.num_sampled.max() > 1
+    for name in ("sampled_token_ids", "num_sampled", "num_rejected"):
+        assert torch.equal(getattr(plain, name), getattr(sampled, name)), name
+    assert plain.logprobs_tensors is None
 
 
 @pytest.mark.parametrize("most", [1, 4, 7])
