@@ -1,9 +1,8 @@
-"""The live requests in arrays: the slot of each, its class, and what each proposer has read."""
+"""The live requests: the slot of each in arrays, its class, and what each proposer has read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from engine_adapter.policies.acceptance import Floats, Ints
 from engine_adapter.policies.contract import RequestClass, RowView
@@ -20,21 +19,19 @@ class LiveRequests:
         self.kinds = np.zeros(0, np.intp)
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
+        # Request id -> its tokens; and of them, how many each proposer has read, by index.
         self._lengths: dict[str, int] = {}
-        self._read_upto = np.zeros((0, 0))
+        self._reads: dict[str, dict[int, int]] = {}
 
     @property
     def size(self) -> int:
         """Slots in all, S."""
         return len(self.kinds)
 
-    def add_proposer(self) -> None:
-        """One more proposer, which has read nothing."""
-        self._read_upto = _grown(self._read_upto, self.size, self._read_upto.shape[1] + 1)
-
     def forget_proposer(self, proposer: int) -> None:
         """The proposer has read nothing."""
-        self._read_upto[:, proposer] = 0
+        for reads in self._reads.values():
+            reads.pop(proposer, None)
 
     def admit(self, request_id: str, request_class: RequestClass) -> int:
         """A request begins; returns its slot."""
@@ -42,10 +39,9 @@ class LiveRequests:
             size, num_new = self.size, max(16, self.size)
             self._free = list(range(size + num_new - 1, size - 1, -1))
             self.kinds = np.concatenate((self.kinds, np.zeros(num_new, np.intp)))
-            self._read_upto = _grown(self._read_upto, size + num_new, self._read_upto.shape[1])
         slot = self._slots[request_id] = self._free.pop()
         self.kinds[slot] = request_class
-        self._read_upto[slot] = 0
+        self._reads[request_id] = {}
         return slot
 
     def free(self, request_id: str) -> None:
@@ -53,6 +49,7 @@ class LiveRequests:
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self._free.append(slot)
+            del self._reads[request_id]
             self._lengths.pop(request_id, None)
 
     def slot(self, request_id: str) -> int | None:
@@ -68,26 +65,30 @@ class LiveRequests:
         """Notes the tokens of each row of a step."""
         self._lengths.update([(row.request_id, row.num_tokens) for row in rows])
 
-    def mark_read(self, request_ids: Sequence[str], proposers: Ints) -> Floats:
-        """Each proposer reads its row up to the noted length; returns the lags removed, [N]."""
-        entries = [self._slots[request_id] for request_id in request_ids], proposers
-        lengths = [self._lengths[request_id] for request_id in request_ids]
-        lag: Floats = lengths - self._read_upto[entries]
-        self._read_upto[entries] = lengths
-        return lag
+    def mark_read(self, readers: Iterable[tuple[str, int]], num_proposers: int) -> Floats:
+        """Proposers read requests up to the noted length.
 
-    def lags(self, rows: Sequence[RowView], slots: Ints, proposers: Ints) -> Floats:
-        """The tokens of each row that each proposer has not read, [R, J]."""
-        tokens = np.array([float(row.num_tokens) for row in rows])
-        lags: Floats = tokens[:, None] - self._read_upto[slots[:, None], proposers]
-        return lags
+        Args:
+            readers: pairs of a request and the proposer that reads it.
+            num_proposers: J.
+
+        Returns:
+            The tokens that each proposer has to read for that, [J].
+        """
+        tokens = [0] * num_proposers
+        for request_id, proposer in readers:
+            reads, length = self._reads[request_id], self._lengths.get(request_id, 0)
+            tokens[proposer] += length - reads.get(proposer, 0)
+            reads[proposer] = length
+        return np.array(tokens, np.float64)
+
+    def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:
+        """The tokens of each row that the proposer has not read, [R]."""
+        reads = self._reads
+        return np.array(
+            [row.num_tokens - reads[row.request_id].get(proposer, 0) for row in rows], np.float64
+        )
 
     def forget_reads(self, request_id: str) -> None:
         """No proposer has read the request any more: it was preempted, and its KV is gone."""
-        self._read_upto[self._slots[request_id]] = 0
-
-
-def _grown(array: npt.NDArray[np.float64], rows: int, columns: int) -> npt.NDArray[np.float64]:
-    grown = np.zeros((rows, columns))
-    grown[: array.shape[0], : array.shape[1]] = array
-    return grown
+        self._reads[request_id].clear()

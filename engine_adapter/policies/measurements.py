@@ -94,7 +94,6 @@ class Measurements:
             self._traits.append(None)
             self.draft_times.append(DraftTimeModel())
             self._last_seen.append(0)
-            self.requests.add_proposer()
             self.acceptance.grow(len(self._traits), self.requests.size)
         self._traits[index] = traits
         self._index[traits.name] = index
@@ -171,19 +170,13 @@ class Measurements:
         """
         readers, num_proposers = self._readers, len(self._traits)
         pairs = [(r, readers[m.proposer]) for r, m in drafts if m.proposer in readers]
-        if not pairs:
-            return np.zeros(num_proposers)
-        proposers = np.array([proposer for _, proposer in pairs], np.intp)
-        lag = self.requests.mark_read([r for r, _ in pairs], proposers)
-        tokens: Floats = np.bincount(proposers, lag, num_proposers)  # type: ignore[assignment]
-        return tokens
+        return self.requests.mark_read(pairs, num_proposers)
 
     def lags(self, rows: Sequence[RowView], proposer: int) -> Floats:
         """The tokens of each row that the proposer has not read, [R]."""
         if not self.traits(proposer).keeps_kv:
             return np.zeros(len(rows))
-        slots = self.requests.slots(rows)
-        return self.requests.lags(rows, slots, np.array([proposer], np.intp))[:, 0]
+        return self.requests.lags(rows, proposer)
 
     # -- observing a step --------------------------------------------------------------------
 
@@ -249,8 +242,9 @@ class Measurements:
         slots = self.requests.slots(rows)
         limit = np.array([row.limit for row in rows], np.intp)
         index = np.array(proposers, np.intp)
-        keeps_kv = np.array([self.traits(i).keeps_kv for i in proposers], np.bool_)
-        lag = np.where(keeps_kv, self.requests.lags(rows, slots, index), 0.0)
+        lag = np.zeros((len(rows), len(proposers)))
+        for column, proposer in enumerate(proposers):
+            lag[:, column] = self.lags(rows, proposer)
         cases, length = self._cases(proposers)
         indexed_cases = DraftCases(index[cases.proposer], cases.length)
         kinds = self.requests.kinds[slots]
