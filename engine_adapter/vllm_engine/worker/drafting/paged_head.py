@@ -210,6 +210,8 @@ class PagedHead(PagedDraftModel):
         with different contents. This happens only if the shared prefix ends with a block.
         """
         ends = self._block_ends(batch, blocks, stop)
+        if not ends:
+            return super()._draft(batch, blocks, stop)
         if self._has_others_ends(ends):
             self._kv.unsettle(slice(None))  # every row that shares the block has to look at it
             blocks = self._blocks(batch, stop)
