@@ -82,10 +82,10 @@ def by_most_drafts(k: Ints) -> tuple[Ints, list[int]]:
     Returns:
         int64 [R], and a number for each draft, from the first; it never rises.
     """
-    most = int(k.max())
-    if int(k.min()) == most:
-        return np.arange(len(k)), [len(k)] * most
-    counts: list[int] = (k[:, None] > np.arange(most)).sum(axis=0).tolist()
+    max_k = int(k.max())
+    if int(k.min()) == max_k:
+        return np.arange(len(k)), [len(k)] * max_k
+    counts: list[int] = (k[:, None] > np.arange(max_k)).sum(axis=0).tolist()
     return (-k).argsort(kind="stable"), counts
 
 

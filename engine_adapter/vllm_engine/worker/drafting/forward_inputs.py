@@ -90,9 +90,9 @@ class _GroupTable:
 
         vLLM copies the table there before the target's forward pass, and no row changes after it.
         """
-        last = int(rows.max())
-        blocks: torch.Tensor = self.table.get_device_tensor(last + 1)
-        if last + 1 == len(rows) and (rows[:-1] < rows[1:]).all():
+        last_row = int(rows.max())
+        blocks: torch.Tensor = self.table.get_device_tensor(last_row + 1)
+        if last_row + 1 == len(rows) and (rows[:-1] < rows[1:]).all():
             return blocks
         return blocks.index_select(0, on_device)
 
@@ -374,7 +374,7 @@ def _lay_out(rows: Any, start: Any, length: Any, token_ids: Any, token_offset: i
 
 @machine_code
 def _find_slots(blocks: Any, row: Any, position: Any, size: int, slots: Any) -> None:
-    count, last = len(row), blocks.shape[1] - 1
+    count, last_column = len(row), blocks.shape[1] - 1
     for i, place in enumerate(position):
-        block = blocks[row[i % count], min(place // size, last)]
+        block = blocks[row[i % count], min(place // size, last_column)]
         slots[i] = np.int64(block) * size + place % size

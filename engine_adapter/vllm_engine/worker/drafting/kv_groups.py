@@ -134,17 +134,19 @@ class DraftKVGroups(Generic[Ledger]):
 
 @machine_code
 def _find_blocks(
-    kernel_ids: Any, rows: Any, first: Any, lengths: Any, size: int, ratio: int
+    kernel_ids: Any, rows: Any, first_block: Any, lengths: Any, size: int, ratio: int
 ) -> Any:
     width = 1
     for i, length in enumerate(lengths):
-        width = max(width, -(-length // size) - first[i])
+        width = max(width, -(-length // size) - first_block[i])
     ids = np.empty((len(rows), width), np.int32)
-    last = kernel_ids.shape[1] // ratio - 1
+    last_block = kernel_ids.shape[1] // ratio - 1
     for i, row in enumerate(rows):
         for place in range(width):
-            ids[i, place] = kernel_ids[row, min(first[i] + place, last) * ratio] // ratio
-    return ids, first
+            ids[i, place] = (
+                kernel_ids[row, min(first_block[i] + place, last_block) * ratio] // ratio
+            )
+    return ids, first_block
 
 
 def keeping_every_position(spec: Any) -> Any:

@@ -182,28 +182,30 @@ class HeadKVLedger(DraftKVLedger):
 
 
 @machine_code
-def _find_missing(valid: Any, ids: Any, first: Any, lengths: Any, size: int, missing: Any) -> None:
+def _find_missing(
+    valid: Any, ids: Any, first_block: Any, lengths: Any, size: int, missing: Any
+) -> None:
     for row, length in enumerate(lengths):
         for place, block in enumerate(ids[row]):
-            begin = (first[row] + place) * size
+            begin = (first_block[row] + place) * size
             if valid[block] < min(length - begin, size):
                 missing[row] = begin + valid[block]
                 break
 
 
 @machine_code
-def _mark_valid(valid: Any, ids: Any, first: Any, lengths: Any, size: int) -> None:
+def _mark_valid(valid: Any, ids: Any, first_block: Any, lengths: Any, size: int) -> None:
     for row, length in enumerate(lengths):
         for place, block in enumerate(ids[row]):
-            required = min(length - (first[row] + place) * size, size)
+            required = min(length - (first_block[row] + place) * size, size)
             if required > 0:
                 valid[block] = required
 
 
 @machine_code
-def _find_ends(ids: Any, first: Any, lengths: Any, tokens: Any, rows: Any, size: int) -> Any:
-    begins, most = first * size, ids.shape[1]
-    counts = np.minimum(np.maximum((lengths - begins) // size, 0), most)
+def _find_ends(ids: Any, first_block: Any, lengths: Any, tokens: Any, rows: Any, size: int) -> Any:
+    begins, width = first_block * size, ids.shape[1]
+    counts = np.minimum(np.maximum((lengths - begins) // size, 0), width)
     total = counts.sum()
     row_of, block = np.empty(total, np.int64), np.empty(total, np.int32)
     position, token = np.empty(total, np.int64), np.empty(total, np.int32)
